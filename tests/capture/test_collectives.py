@@ -28,6 +28,28 @@ def spans(captured):
     return [span for root in captured.roots for span in root.walk() if span.name.startswith("torch.collective")]
 """
 
+PEER = """
+import os
+
+def with_a_peer(collectives):
+    '''Make a group with a second rank, which takes part in its collectives after it is told to go on.'''
+    told, tell = os.pipe()
+    peer_has_ended, peer_runs = os.pipe()
+    pid = os.fork()
+    dist.destroy_process_group()
+    dist.init_process_group("gloo", init_method=f"file://{sys.argv[1]}-2", rank=int(pid == 0), world_size=2)
+    if pid == 0:
+        os.read(told, 1)
+        for _ in range(collectives):
+            dist.all_reduce(torch.ones(3))
+        os._exit(0)
+    os.close(peer_runs)
+    return lambda: os.write(tell, b"1"), peer_has_ended
+
+def step_begins():
+    model(torch.ones(2, 4)).sum().backward()
+"""
+
 
 def said(program: str, folder: Path) -> object:
     """Run a program, and read what it printed."""
@@ -108,37 +130,40 @@ with torchotel.testing.capture() as captured:
 def test_a_pending_collective_at_the_end_of_the_process(tmp_path: Path) -> None:
     """A thread that calls into an interpreter that is gone would end the process by SIGABRT."""
     program = """
-import time
-class Slow:
+class AtTheEnd:
     def __del__(self):
-        time.sleep(0.5)
-slow = Slow()
+        go_on()
+        os.read(peer_has_ended, 1)
+at_the_end = AtTheEnd()
 torchotel.instrument(metrics_exporter="none")
-step()
-model(torch.ones(2, 4)).sum().backward()
-work = dist.all_reduce(torch.ones(1 << 24), async_op=True)
+go_on, peer_has_ended = with_a_peer(1)
+step_begins()
+work = dist.all_reduce(torch.ones(3), async_op=True)
 print(json.dumps("ended"))
 """
-    assert said(program, tmp_path) == "ended"
+    assert said(PEER + program, tmp_path) == "ended"
 
 
 def test_a_program_that_holds_the_interpreter(tmp_path: Path) -> None:
     """No thread of gloo waits for the program: collectives are done while Python code runs without a pause."""
     program = """
-import torchotel.testing
+import time, torchotel.testing
 with torchotel.testing.capture() as captured:
-    step()
-    model(torch.ones(2, 4)).sum().backward()
-    sys.setswitchinterval(1000)
+    go_on, _ = with_a_peer(8)
+    step_begins()
     works = [dist.all_reduce(torch.ones(3), async_op=True) for _ in range(8)]
-    found = sorted(range(3_000_000), key=lambda number: -number)
+    sys.setswitchinterval(1000)
+    go_on()
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline and not all(work.is_completed() for work in works):
+        pass
     done = [work.is_completed() for work in works]
     sys.setswitchinterval(0.005)
     for work in works:
         work.wait()
 print(json.dumps(done))
 """
-    assert said(program, tmp_path) == [True] * 8
+    assert said(PEER + program, tmp_path) == [True] * 8
 
 
 def test_a_second_default_group(tmp_path: Path) -> None:
