@@ -385,13 +385,14 @@ class Recordable(Protocol):
 class PhaseLog(Protocol):
     """Gets the phases of a training thread while they run, for the case that the process ends during one of them."""
 
-    def begin(self, kind: str, now_ns: int, *, grad: bool = True) -> None:
+    def begin(self, kind: str, now_ns: int, *, grad: bool = True, alignment: Alignment | None = None) -> None:
         """Begin a phase, inside of the open ones; never raise.
 
         Args:
             kind: data | forward | backward | optimizer.
             now_ns: The time of `perf_counter_ns`.
             grad: Whether gradients are on.
+            alignment: The alignment of its step; None if there are no other ranks, or if it is not known yet.
         """
 
     def end(self, kind: str, now_ns: int) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from support import PROGRAMS, commands
 from support.group_hooks import needs_group_hooks
+from support.ranks import run_ranks
 
 from torchotel.runs import open_run
 from torchotel.runs.reader import RecordLine, SpanLine
@@ -41,13 +42,11 @@ class Rank:
         return (span for span in self.spans if span.name.startswith("torch.collective "))
 
 
-def trained(folder: Path, way: str, ranks: int = 2, *options: str, **variables: str) -> list[Rank]:
+def trained(folder: Path, way: str, ranks: int = 2, **variables: str) -> list[Rank]:
     """Train on several ranks, and read what each recorded."""
     folder.mkdir(exist_ok=True)
-    words = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", *options, str(PROGRAM), way]
-    done = commands.python(*words, cwd=folder, OMP_NUM_THREADS="1", **{**commands.SILENT, **variables})
-    assert done.returncode == 0, done.stderr
-    assert "internal error" not in done.stderr
+    errors = run_ranks(str(PROGRAM), way, ranks=ranks, cwd=folder, **{**commands.SILENT, **variables})
+    assert "internal error" not in errors
     return [Rank(folder / f"run-rank{rank}") for rank in range(ranks)]
 
 
@@ -128,6 +127,11 @@ def test_sends_between_two_of_three_ranks(tmp_path: Path) -> None:
     assert_steps_share_traces(trained(tmp_path, "pairs", 3))
 
 
+def test_a_companion_that_is_stopped_delays_no_rank(tmp_path: Path) -> None:
+    """It is stopped for the most part of the training, and has recorded all steps at the end."""
+    assert_steps_share_traces(trained(tmp_path, "stopped companion"))
+
+
 @needs_group_hooks
 def test_collectives_of_another_group_only(tmp_path: Path) -> None:
     ranks = trained(tmp_path, "mesh")
@@ -144,8 +148,16 @@ def test_two_launches_with_one_run_id(folder: Path, tmp_path: Path) -> None:
 
 
 def test_a_restart(tmp_path: Path) -> None:
-    """A restart has the same run id and the next generation, and its steps share no trace with the first generation."""
-    ranks = trained(tmp_path, "restart", 2, "--max-restarts=1")
+    """A restart has the same run id and the next generation, and its steps share no trace with the first generation.
+
+    The last step of a rank that ended without a shutdown is in the trace of the other rank's step.
+    """
+    words = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--max-restarts=1"]
+    done = commands.python(*words, str(PROGRAM), "restart", cwd=tmp_path, OMP_NUM_THREADS="1", **commands.SILENT)
+    assert done.returncode == 0, done.stderr
+    ranks = [Rank(tmp_path / f"run-rank{rank}") for rank in range(2)]
+    assert len(ranks[1].traces) == 9
+    assert ranks[1].traces.items() <= ranks[0].traces.items()
     again = [Rank(folder) for folder in sorted(tmp_path.glob("run-rank?-2"))]
     identities = [(rank.info["run_id"], rank.info["resource"]["torch.run.generation"]) for rank in [*ranks, *again]]
     run_id = identities[0][0]

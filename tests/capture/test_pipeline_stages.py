@@ -8,10 +8,9 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-import torch.distributed as dist
 from fidelity.norms import true_norm
+from support.ranks import call_on_ranks
 from torch import Tensor, nn
-from torch._C._distributed_c10d import FileStore
 from torch.distributed.pipelining import (
     PipelineStage,
     Schedule1F1B,
@@ -19,7 +18,6 @@ from torch.distributed.pipelining import (
     ScheduleInterleaved1F1B,
     ScheduleInterleavedZeroBubble,
 )
-from torch.multiprocessing.spawn import spawn
 
 from torchotel import _semconv as names
 from torchotel._records import StepRecord
@@ -107,11 +105,8 @@ def _microbatches(captured: Captured, direction: str) -> dict[int, list[int]]:
     return found
 
 
-def _rank(rank: int, folder: Path) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", store=FileStore(str(folder / "store"), RANKS), rank=rank, world_size=RANKS)
+def _write_steps(rank: int, folder: Path) -> None:
     (folder / f"{rank}.json").write_text(json.dumps([_step(pipeline, rank) for pipeline in PIPELINES]))
-    dist.destroy_process_group()
 
 
 def _true_norms(count: int) -> list[float]:
@@ -123,7 +118,7 @@ def _true_norms(count: int) -> list[float]:
 
 def test_calls_have_their_stage_and_microbatch_and_norms_add_up(tmp_path: Path) -> None:
     """Each span names the microbatch that its layer got; norms are those after the schedule has scaled gradients."""
-    spawn(_rank, (tmp_path,), nprocs=RANKS)
+    call_on_ranks(_write_steps, RANKS, tmp_path, tmp_path)
     of_ranks = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(RANKS)]
     for pipeline, *ranks in zip(PIPELINES, *of_ranks, strict=True):
         true = _true_norms(RANKS * pipeline.stages_of_rank)

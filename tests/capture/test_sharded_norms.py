@@ -11,11 +11,10 @@ import torch
 import torch.distributed as dist
 from fidelity.norms import true_norm
 from fidelity.tensor_parallel import WORDS, Words, split
+from support.ranks import call_on_ranks
 from torch import Tensor, nn
-from torch._C._distributed_c10d import FileStore
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy, fully_shard
-from torch.multiprocessing.spawn import spawn
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import clip_grad_norm_
 
@@ -142,12 +141,9 @@ def _norms(shared: Shared) -> Norms:
     return {TOTAL: norms.total, **{module.path: norm for module, norm in norms.modules}}
 
 
-def _rank(rank: int, ranks: int, folder: Path) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", store=FileStore(str(folder / "store"), ranks), rank=rank, world_size=ranks)
-    found = [_norms(shared) for shared in WAYS[ranks]]
+def _write_norms(rank: int, folder: Path) -> None:
+    found = [_norms(shared) for shared in WAYS[dist.get_world_size()]]
     (folder / f"{rank}.json").write_text(json.dumps(found))
-    dist.destroy_process_group()
 
 
 def _added(ranks: list[Norms]) -> Norms:
@@ -166,7 +162,7 @@ def _true(unknown: Collection[str]) -> Norms:
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_squares_add_up_over_ranks(ranks: int, tmp_path: Path) -> None:
     """Over ranks the squared norms of shards add up to those of the whole model, and replicated ones are the whole."""
-    spawn(_rank, (ranks, tmp_path), nprocs=ranks)
+    call_on_ranks(_write_norms, ranks, tmp_path, tmp_path)
     of_ranks = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(ranks)]
     for shared, norms in zip(WAYS[ranks], zip(*of_ranks, strict=True), strict=True):
         true = _true(shared.unknown)

@@ -1,7 +1,6 @@
 """Test `torchotel hang` on two real ranks, of which one is late, has failed, or calls another operation."""
 
-import subprocess
-import sys
+import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any
 import pytest
 from support import PROGRAMS, commands, run_folders
 from support.prometheus_server import until
+from support.ranks import start_ranks
 from support.scraped_metrics import scrape, value
 
 from torchotel.cli import main
@@ -38,25 +38,19 @@ class Ranks:
 
     def __init__(self, folder: Path, place: str, worker: str) -> None:
         self.folder = folder
-        self.processes = [
-            subprocess.Popen(
-                [sys.executable, str(PROGRAM), str(folder), place],
-                env=commands.environment(
-                    **commands.SILENT,
-                    TORCHOTEL_WORKER=worker,
-                    TORCHOTEL_STALL_TIMEOUT_S="1",
-                    TORCHOTEL_RUN_ID="job-1",
-                    RANK=rank,
-                    LOCAL_RANK=rank,
-                    WORLD_SIZE="2",
-                ),
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                text=True,
-            )
-            for rank in "01"
-        ]
-        self.ports = [int(process.stdout.readline()) for process in self.processes if process.stdout is not None]
+        self.programs = start_ranks(
+            str(PROGRAM),
+            str(folder),
+            place,
+            ranks=2,
+            cwd=folder,
+            **commands.SILENT,
+            TORCHOTEL_WORKER=worker,
+            TORCHOTEL_STALL_TIMEOUT_S="1",
+            TORCHOTEL_RUN_ID="job-1",
+        )
+        """The programs of the ranks that have not been waited for."""
+        self.ports = [int(program.stdout.readline()) for program in self.programs]
 
     def until_read(self, *ranks: int) -> None:
         """Wait until ranks have read the flight recorder twice at the place."""
@@ -81,9 +75,9 @@ class Ranks:
     def go_on(self) -> None:
         """Let both ranks end normally."""
         (self.folder / "end").touch()
-        for process in self.processes:
-            _, errors = process.communicate(timeout=60)
-            assert process.returncode == 0, errors
+        while self.programs:
+            code, _, errors = self.programs.pop().wait(60)
+            assert code == 0, errors
 
 
 @contextmanager
@@ -93,9 +87,9 @@ def ranks(folder: Path, place: str, worker: str = "process") -> Iterator[Ranks]:
     try:
         yield running
     finally:
-        for process in running.processes:
-            process.kill()
-            process.communicate()
+        for program in running.programs:
+            program.send_signal(signal.SIGKILL)
+            program.wait(60)
 
 
 @pytest.mark.program

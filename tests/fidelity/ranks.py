@@ -6,11 +6,9 @@ from functools import partial
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
+from support.ranks import call_on_ranks
 from torch import Tensor, nn
-from torch._C._distributed_c10d import FileStore
 from torch.distributed.tensor import DTensor
-from torch.multiprocessing.spawn import spawn
 
 from fidelity.counted import Counted, counting
 from fidelity.forward_subjects import block, linear
@@ -36,7 +34,7 @@ def check_on_ranks(trainings: Trainings, folder: Path, *, ranks: int = 2, compil
         ranks: How many processes train.
         compiled: Whether regions are compiled, so that module calls can't be counted.
     """
-    spawn(partial(_check_on_rank, compiled=compiled), (ranks, folder, trainings), nprocs=ranks)
+    call_on_ranks(partial(_check_on_rank, compiled=compiled), ranks, folder, trainings)
 
 
 def plain_model() -> nn.Module:
@@ -55,13 +53,10 @@ def _here(tensor: Tensor) -> Tensor:
     return (tensor.to_local() if isinstance(tensor, DTensor) else tensor).detach().clone()
 
 
-def _check_on_rank(rank: int, ranks: int, folder: Path, trainings: Trainings, *, compiled: bool) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", store=FileStore(str(folder / "store"), ranks), rank=rank, world_size=ranks)
+def _check_on_rank(rank: int, trainings: Trainings, *, compiled: bool) -> None:
     for training in trainings():
         found = _faults_of(training, rank, compiled=compiled)
         assert not found, (getattr(training, "__name__", training), found)
-    dist.destroy_process_group()
 
 
 def _faults_of(training: RankTraining, rank: int, *, compiled: bool) -> list[str]:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from support import PROGRAMS, commands, run_folders
+from support.ranks import run_ranks
 from support.slow_rank_program import CASES
 
 from torchotel.cli import main
@@ -22,10 +23,7 @@ STEP_S = 0.1
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("ranks")
-    words = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    program = str(PROGRAMS / "slow_rank_program.py")
-    done = commands.python(*words, program, str(folder), cwd=folder, OMP_NUM_THREADS="1", **commands.SILENT)
-    assert done.returncode == 0, done.stderr
+    run_ranks(str(PROGRAMS / "slow_rank_program.py"), str(folder), ranks=2, cwd=folder, **commands.SILENT)
     return folder
 
 

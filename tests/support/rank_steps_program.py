@@ -1,7 +1,8 @@
-"""Trains on several ranks, with what may make their counts of steps differ: `torchrun rank_steps_program.py WAY`."""
+"""Trains on several ranks, with what may make their counts of steps differ: `rank_steps_program.py WAY`."""
 
 import json
 import os
+import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -41,6 +42,8 @@ def main(way: str) -> None:
     wrapped = model if way in {"mesh", "pairs"} else DistributedDataParallel(model)
     group: Any = dist.new_group(list(range(dist.get_world_size())), group_desc="all of us") if way == "mesh" else None
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    worker = handle.stats()["worker"]
+    assert worker is not None
     for number in range(STEPS):
         model.asks = way == "evaluations" and number % 4 == 3
         wrapped(torch.full((2, 8), float(rank))).sum().backward()
@@ -56,6 +59,10 @@ def main(way: str) -> None:
                 model(torch.ones(1, 8))
         if way == "restart" and number == 8 and rank == 1 and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
             os._exit(3)
+        if way == "stopped companion" and number == 8 and rank == 1:
+            os.kill(worker["pid"], signal.SIGSTOP)
+    if way == "stopped companion" and rank == 1:
+        os.kill(worker["pid"], signal.SIGCONT)
     Path(f"asked-{rank}.json").write_text(json.dumps(model.asked))
 
 
@@ -78,12 +85,12 @@ def _sum_gradients(model: Model, group: Any = None) -> None:
 torch.set_num_threads(1)
 if sys.argv[1] == "provider":
     trace.set_tracer_provider(TracerProvider())
-torchotel.instrument(record="run", metrics_exporter="none", detail=2)
+handle = torchotel.instrument(record="run", metrics_exporter="none", detail=2)
 # The store of torchrun still has the addresses of gloo from before a restart: half of the restarts fail (torch 2.15).
-store = Path(f"store-{os.environ['TORCHELASTIC_RESTART_COUNT']}").absolute()
+store = Path(f"store-{os.environ.get('TORCHELASTIC_RESTART_COUNT')}").absolute()
 dist.init_process_group(
     "gloo",
-    init_method=f"file://{store}" if sys.argv[1] == "restart" else None,
+    init_method=f"file://{store}",
     rank=int(os.environ["RANK"]),
     world_size=int(os.environ["WORLD_SIZE"]),
 )

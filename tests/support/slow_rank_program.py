@@ -1,5 +1,6 @@
-"""Runs of two ranks, one of which is slow: `torchrun slow_rank_program.py FOLDER`, one run for each of CASES."""
+"""Trains on two ranks, of which one is slow: `slow_rank_program.py FOLDER`, one run for each of CASES."""
 
+import os
 import sys
 import time
 from collections import OrderedDict
@@ -81,7 +82,8 @@ def train(case: str) -> None:
 def main() -> None:
     """Record one run for each case."""
     torch.manual_seed(0)
-    distributed.init_process_group("gloo")
+    store = f"file://{sys.argv[1]}-store"
+    distributed.init_process_group("gloo", init_method=store, rank=int(os.environ["RANK"]), world_size=2)
     for case in CASES:
         with torchotel.instrument(
             record=Path(sys.argv[1]) / case, detail="all", prometheus_port=None, traces_exporter="none"

@@ -51,12 +51,12 @@ def test_counts_of_capture_and_the_share_of_detail_arrive(sender: Sender, reader
 def test_phases_arrive_in_order_and_the_open_ones_have_no_end(writer: PhaseWriter, reader: PageReader) -> None:
     writer.begin("forward", 10, grad=False)
     writer.end("forward", 20)
-    writer.begin("optimizer", 30)
-    writer.begin("forward", 40)
+    writer.begin("optimizer", 30, alignment=(1 << 40, 2))
+    writer.begin("forward", 40, alignment=(0, 0))
     assert reader.phases(LATER_NS) == [
         PagePhase("forward", 10, 20, grad=False),
-        PagePhase("optimizer", 30, 0, grad=True),
-        PagePhase("forward", 40, 0, grad=True),
+        PagePhase("optimizer", 30, 0, grad=True, alignment=(1 << 40, 2)),
+        PagePhase("forward", 40, 0, grad=True, alignment=(0, 0)),
     ]
     assert reader.thread == THREAD
 
@@ -68,7 +68,7 @@ def test_the_end_of_a_phase_ends_those_inside_of_it(writer: PhaseWriter, reader:
     writer.end("data", 25)
     writer.end("optimizer", 30)
     writer.end("optimizer", 40)
-    assert [(kind, end_ns) for kind, _, end_ns, _ in reader.phases(LATER_NS)] == [("optimizer", 30), ("backward", 30)]
+    assert [(phase.kind, phase.end_ns) for phase in reader.phases(LATER_NS)] == [("optimizer", 30), ("backward", 30)]
 
 
 def test_a_further_phase_replaces_the_oldest(writer: PhaseWriter, reader: PageReader) -> None:

@@ -174,7 +174,7 @@ class EventHooks:
         now_ns = perf_counter_ns()
         segment = thread.step_detector.backward_begins(now_ns, in_forward=thread.root.in_forward)
         if thread.phase_log is not None and thread.events.in_backward == 1 and segment.user_span is not SUPPRESSED:
-            thread.phase_log.begin("backward", now_ns)
+            thread.phase_log.begin("backward", now_ns, alignment=segment.alignment)
         if compile_hooks.threads:
             compile_hooks.warn_of_forward()
             segment.hooks_were_out = True
@@ -266,7 +266,7 @@ class EventHooks:
         if segment is not None:
             is_outermost = len(thread.step_detector.stepping) == 1
             if thread.phase_log is not None and is_outermost and segment.user_span is not SUPPRESSED:
-                thread.phase_log.begin("optimizer", now_ns)
+                thread.phase_log.begin("optimizer", now_ns, alignment=segment.alignment)
             number = self._numbers["step"]
             rate = self._rates.read(thread.events.leading_optimizer, optimizer, number)
             segment.learning_rate = segment.learning_rate if rate is None else rate

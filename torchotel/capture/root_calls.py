@@ -264,7 +264,7 @@ class RootCalls:
         now_ns = perf_counter_ns()
         segment = detector.forward_begins(now_ns, grad=grad, model=id(module), training=training)
         if thread.phase_log is not None and segment.user_span is not SUPPRESSED:
-            thread.phase_log.begin("forward", now_ns, grad=grad)
+            thread.phase_log.begin("forward", now_ns, grad=grad, alignment=segment.alignment)
         if grad:
             segment.models[id(module)] = weakref.ref(module)
         thread.root.in_forward = thread.root.has_run = True

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
-from torchotel._records import Recordable
+from torchotel._records import Alignment, Recordable
 from torchotel._types import ConfigError
 from torchotel._utils.faults import Guard
 from torchotel.tracing.span import SpanContextSource
@@ -36,9 +36,9 @@ class StartingPhaseWriter(PhaseWriter):
         super().__init__(page, thread)
         self.on_first: Callable[[], object] | None = None
 
-    def begin(self, kind: str, now_ns: int, *, grad: bool = True) -> None:
+    def begin(self, kind: str, now_ns: int, *, grad: bool = True, alignment: Alignment | None = None) -> None:
         """Begin a phase."""
-        super().begin(kind, now_ns, grad=grad)
+        super().begin(kind, now_ns, grad=grad, alignment=alignment)
         if self.on_first is not None and kind in {"backward", "optimizer"}:
             on_first, self.on_first = self.on_first, None
             on_first()

@@ -12,14 +12,15 @@ import struct
 from array import array
 from typing import Final, NamedTuple
 
+from torchotel._records import Alignment
 from torchotel.worker.stats import CaptureStats
 
 MAX_PHASES: Final = 64
 """Phases that the page has room for; each further one replaces the oldest."""
 MAX_READABLE: Final = MAX_PHASES - 1
 """Phases that are read: the process may have been killed while it replaced the oldest one."""
-_WORDS: Final = 3
-"""Words of 8 bytes for one phase: kind, start, end."""
+_WORDS: Final = 5
+"""Words of 8 bytes for one phase: kind, start, end, and the alignment of its step."""
 _THREAD, _BEGUN, _FIRST, _COUNTS, _RATIO, _SIGNAL, _PHASES = 0, 1, 2, 3, 6, 7, 8
 """Where the thread's id, the counter of phases, the number of the first phase of this companion, the counts of capture,
 the bits of a share of time, the signal for stacks, and the phases are."""
@@ -71,6 +72,8 @@ class PagePhase(NamedTuple):
     """0 while the phase is open."""
     grad: bool
     """Whether gradients were on."""
+    alignment: Alignment | None = None
+    """The alignment of its step; None if there are no other ranks, or if it was not known."""
 
 
 class PhaseWriter:
@@ -96,13 +99,14 @@ class PhaseWriter:
         page[:] = self._page
         self._page = page
 
-    def begin(self, kind: str, now_ns: int, *, grad: bool = True) -> None:
+    def begin(self, kind: str, now_ns: int, *, grad: bool = True, alignment: Alignment | None = None) -> None:
         """Begin a phase, inside of the open ones.
 
         Args:
             kind: data | forward | backward | optimizer.
             now_ns: The time of `perf_counter_ns`, which both processes share.
             grad: Whether gradients are on.
+            alignment: The alignment of its step.
         """
         page, number = self._page, self._begun
         at = _PHASES + number % MAX_PHASES * _WORDS
@@ -110,6 +114,10 @@ class PhaseWriter:
             page[at] = _CODES[kind] if grad else _CODES[kind] | _WITHOUT_GRAD
             page[at + 1] = now_ns
             page[at + 2] = 0
+            if alignment is None:
+                page[at + 3] = 0
+            else:
+                page[at + 3], page[at + 4] = alignment[0] + 1, alignment[1]
             page[_BEGUN] = self._begun = number + 1  # last: the process may be killed between two stores
         except ValueError:  # released: torchotel is shut down
             return
@@ -210,7 +218,7 @@ class PageReader:
         found: list[PagePhase] = []
         for number in range(oldest, begun) if oldest < begun else ():
             at = _PHASES + number % MAX_PHASES * _WORDS
-            code, start_ns, end_ns = self._page[at : at + _WORDS]
+            code, start_ns, end_ns, collectives, steps = self._page[at : at + _WORDS]
             kind = code & ~_WITHOUT_GRAD
             earliest_ns = found[-1].start_ns if found else 1
             if (
@@ -218,5 +226,6 @@ class PageReader:
                 and earliest_ns <= start_ns <= now_ns
                 and (not end_ns or start_ns <= end_ns <= now_ns)
             ):
-                found.append(PagePhase(_KINDS[kind - 1], start_ns, end_ns, not code & _WITHOUT_GRAD))
+                alignment = (collectives - 1, steps) if collectives else None
+                found.append(PagePhase(_KINDS[kind - 1], start_ns, end_ns, not code & _WITHOUT_GRAD, alignment))
         return found

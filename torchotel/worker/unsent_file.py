@@ -140,7 +140,13 @@ def encode_unsent(
     """
     attributes = root_attributes(record, None if record.error is None else "error", ())
     start_ns = record.start_ns + record.unix_offset_ns
-    root = id_source.start(builder.shared.root_name(record), None, start_ns, {**trace_attributes(record), **attributes})
+    root = id_source.start(
+        builder.shared.root_name(record),
+        None,
+        start_ns,
+        {**trace_attributes(record), **attributes},
+        trace_id=builder.shared.trace_id(record.alignment),
+    )
     line = record_line(record, root.trace_id, ())
     if root.sampled or (record.error is not None and id_source.keeps_late):
         tree = CallTreeBuilder(GilYielder()).build(record)

@@ -110,6 +110,7 @@ class UnsentSteps:
             training=kind == "step",
             phases=phases,
             error=error,
+            alignment=next((phase.alignment for phase in group if phase.alignment), None) if kind == "step" else None,
         )
         idle_ns = covered.idle_since_ns
         if kind == "step" and idle_ns and 0 < record.start_ns - idle_ns <= MAX_BETWEEN_NS:
@@ -168,7 +169,7 @@ def _evaluates(group: Sequence[PagePhase]) -> bool:
 def _phases(group: Sequence[PagePhase], now_ns: int, error: Error | None) -> list[Phase]:
     """Return the phases as in a record: one forward reaches from the first root call to the backward."""
     phases: list[Phase] = []
-    for kind, start_ns, end_ns, _ in group:
+    for kind, start_ns, end_ns, _, _ in group:
         phase = Phase(kind, start_ns, end_ns)
         if not end_ns:
             phase = Phase(kind, start_ns, now_ns, error, estimated="end")

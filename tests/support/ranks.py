@@ -1,0 +1,53 @@
+"""Several ranks on this machine, in processes that are forked from one that has torch: its import takes 3 s."""
+
+from collections.abc import Callable
+from multiprocessing import set_forkserver_preload
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch.multiprocessing.spawn import start_processes
+
+from support.commands import TIMEOUT_S, environment
+from support.forked_python import ForkedProgram
+
+PRELOADED = [
+    "torch._dynamo",
+    "torch.distributed.fsdp",
+    "torch.distributed.pipelining",
+    "torch.distributed.tensor.parallel",
+]
+
+
+def call_on_ranks(function: Callable[..., None], ranks: int, folder: Path, *args: object) -> None:
+    """Call a function on each rank of a Gloo group; an exception of any rank raises.
+
+    Args:
+        function: Called with the rank and the arguments; found by its name, as pickle does.
+        ranks: How many processes.
+        folder: Where the ranks find each other.
+        args: Further arguments.
+    """
+    set_forkserver_preload(PRELOADED)
+    start_processes(_on_rank, (ranks, folder, function, args), ranks, start_method="forkserver")
+
+
+def _on_rank(rank: int, ranks: int, folder: Path, function: Callable[..., None], args: tuple[object, ...]) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=ranks)
+    function(rank, *args)
+    dist.destroy_process_group()
+
+
+def start_ranks(*words: str, ranks: int, cwd: Path, **variables: str) -> list[ForkedProgram]:
+    """Start a program on each rank, with the variables of a launcher."""
+    common = environment(**{"TORCHOTEL_RUN_ID": "a job", **variables}, WORLD_SIZE=str(ranks), OMP_NUM_THREADS="1")
+    return [ForkedProgram(words, cwd, {**common, "RANK": str(rank), "LOCAL_RANK": str(rank)}) for rank in range(ranks)]
+
+
+def run_ranks(*words: str, ranks: int, cwd: Path, **variables: str) -> str:
+    """Run a program on each rank, and return what all of them wrote to the standard error."""
+    ended = [program.wait(TIMEOUT_S) for program in start_ranks(*words, ranks=ranks, cwd=cwd, **variables)]
+    errors = "".join(stderr for _, _, stderr in ended)
+    assert not any(code for code, _, _ in ended), errors
+    return errors
