@@ -18,7 +18,7 @@ from torch.utils.data import get_worker_info
 from torchotel import _semconv as names
 from torchotel._records import Alignment, Baggage, Error, Record, Recordable, SpanReference, StepRecord
 from torchotel._types import ConfigError
-from torchotel._utils.distributed import Identity, agree_on_launch, identify, own_folder, own_run
+from torchotel._utils.distributed import NOT_AGREED, Identity, agree_on_launch, identify, own_folder, own_run
 from torchotel._utils.faults import Guard, Warn
 from torchotel._utils.process import is_child, script_name
 from torchotel.capture.cuda import device_id
@@ -81,7 +81,7 @@ class Session:
         self._printed_before = _last_printed()
         self._overhead, self._detail = Overhead(), Detail(config.detail)
         described = describe_process(config.service_name, script_name(), _torch_versions())
-        self._identity_fixed, self._launch_id, self._device_id, self._mesh = False, "", "", ""
+        self._identity_fixed, self._launch, self._device_id, self._mesh = False, NOT_AGREED, "", ""
         exports_spans = exporters is None and config.traces_exporter != "none"
         self._found_no_provider = exports_spans and find_provider(config.tracer_provider) is None
         self._resource = ProcessResource(described, self._identify)
@@ -290,7 +290,7 @@ class Session:
         )
 
     def _identify(self) -> Identity:
-        identity = identify(os.environ, self._config.run_id, own_run.current(), self._launch_id)
+        identity = identify(os.environ, self._config.run_id, own_run.current(), self._launch)
         return identity._replace(device_id=self._device_id, mesh=self._mesh)
 
     def _fix_identity(self) -> None:
@@ -301,7 +301,7 @@ class Session:
 
     def _agree(self) -> None:
         """Agree on the launch with the other ranks, at the first step of a process group."""
-        self._launch_id = agree_on_launch(group_store())
+        self._launch = agree_on_launch(group_store(), self._identify().run_id)
         self._place_rank()
         if self._identity_fixed:
             self._backend.fix_identity()

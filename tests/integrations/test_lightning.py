@@ -3,9 +3,11 @@
 import pickle
 from copy import deepcopy
 from importlib import import_module
+from pathlib import Path
 
 import pytest
 import torch
+from support import PROGRAMS, commands
 from support.framework_loops.logged_values import EPOCH, LOSS, RATE, STEP, all_of, of_steps
 from support.framework_loops.model_and_data import BATCHES, EPOCHS, VALIDATION_BATCHES, loader
 from torch import Tensor, nn
@@ -13,6 +15,7 @@ from torch import Tensor, nn
 from torchotel import _semconv as names
 from torchotel.integrations import lightning as events
 from torchotel.integrations.lightning import LightningEvents
+from torchotel.runs.rank_folders import open_ranks, rank_of
 from torchotel.testing import capture
 
 loop = pytest.importorskip("support.framework_loops.lightning_loop", reason="lightning is missing")
@@ -133,3 +136,16 @@ def test_another_interface_is_counted_and_nobody_is_disturbed(caplog: pytest.Log
         events.on_train_end(stranger, stranger)
     assert captured.handle.stats()["internal_errors"] == 5
     assert caplog.records == []
+
+
+@pytest.mark.program
+def test_ranks_that_lightning_starts(tmp_path: Path) -> None:
+    """Its launcher tells the first rank nothing before the fit: the ranks agree on the run at their first step."""
+    program = str(PROGRAMS / "lightning_ranks_program.py")
+    done = commands.python(program, cwd=tmp_path, PYTHONPATH=str(PROGRAMS.parent), **commands.SILENT)
+    assert done.returncode == 0, done.stderr
+    ranks = open_ranks(tmp_path / "run")
+    assert [rank_of(rank) for rank in ranks] == [0, 1]
+    first, second = ([line.trace_id for line in rank.records() if line.kind == "step"] for rank in ranks)
+    assert first == second
+    assert len(set(first)) == 2 * 64 // 2  # epochs, batches of both ranks

@@ -30,7 +30,8 @@ def test_a_plain_step(server: Receiver) -> None:
     assert handle.stats()["spans_recorded"] == 5 * STEPS  # the first has no `torch.between`, but `torch.run` is there
     target_info, on_a_gpu = 1, 3
     assert len(series) + target_info + on_a_gpu == figures()["RANK_SERIES"]
-    assert wire_bytes(server) == pytest.approx(figures()["PHASE_WIRE_BYTES"], rel=0.25)
+    expected = figures()["SPAN_WIRE_BYTES"] + figures()["REQUEST_WIRE_BYTES"] / 5
+    assert wire_bytes(server) == pytest.approx(expected, rel=0.25)
 
 
 def test_a_detailed_step(server: Receiver) -> None:
@@ -46,4 +47,4 @@ def test_a_detailed_step(server: Receiver) -> None:
     assert handle.stats()["spans_recorded"] == (5 + 2 * workload.calls) * STEPS
     called, own = 124, 99
     assert sum(name.startswith("torch_module_") for name, _ in series) == 4 * called + own
-    assert wire_bytes(server) == pytest.approx(figures()["MODULE_WIRE_BYTES"], rel=0.25)
+    assert wire_bytes(server) == pytest.approx(figures()["SPAN_WIRE_BYTES"], rel=0.25)

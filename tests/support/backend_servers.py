@@ -71,6 +71,11 @@ class RealServer:
         self._process = Process(folder)
 
     @property
+    def pid(self) -> int | None:
+        """The process; None while it does not run."""
+        return self._process.pid
+
+    @property
     def log(self) -> str:
         """What it has said since its last start."""
         return self._process.log.read_text()
@@ -87,11 +92,11 @@ class RealServer:
 
     def kill(self) -> None:
         """End it at once, as a machine that goes away."""
-        pid = self._process.pid
+        pid = self.pid
         assert pid is not None
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
-        until(lambda: self._process.pid, lambda pid: pid is None)
+        until(lambda: self.pid, lambda pid: pid is None)
 
 
 def _listens(port: int) -> bool:

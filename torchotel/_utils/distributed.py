@@ -50,6 +50,18 @@ class Identity(NamedTuple):
     """Place in each dimension of the device mesh, and its size; empty without one."""
 
 
+class AgreedLaunch(NamedTuple):
+    """What the ranks of a launch have agreed on; empty without a process group of several ranks."""
+
+    id: str = ""
+    """A random id."""
+    run_id: str = ""
+    """The id of the run, if neither the program nor the launcher sets one."""
+
+
+NOT_AGREED = AgreedLaunch()
+
+
 class _Launcher(NamedTuple):
     """Names of the variables of one launcher, which are read together: values of two launchers never mix."""
 
@@ -93,7 +105,7 @@ _RAY = _Launcher("", "", "", "")
 
 
 def identify(
-    environ: Mapping[str, str], run_id: str | None = None, own_run_id: str = "", launch_id: str = ""
+    environ: Mapping[str, str], run_id: str | None = None, own_run_id: str = "", agreed: AgreedLaunch = NOT_AGREED
 ) -> Identity:
     """Return the identity of this process, without communication; it may change until a process group exists.
 
@@ -104,7 +116,7 @@ def identify(
         environ: The environment.
         run_id: The configured id of the run.
         own_run_id: The id of the run if this is the only process.
-        launch_id: What `agree_on_launch` returned; the id of the run if no launcher sets one.
+        agreed: What `agree_on_launch` returned.
     """
     launch, group = _find_launch(environ), _default_group()
     rank, world_size = group or ((0, 1) if launch is None else (launch.rank, launch.world_size))
@@ -117,25 +129,33 @@ def identify(
         rank,
         local_rank,
         world_size,
-        shortened(run_id or _find_run_id(environ, launch, world_size) or launch_id or own_run_id),
+        shortened(
+            run_id
+            or _job_id(environ, launch)
+            or agreed.run_id
+            or _common_launcher_id(environ, launch, world_size)
+            or own_run_id
+        ),
         0 if launch is None else launch.generation,
-        launch_id,
+        agreed.id,
     )
 
 
-def agree_on_launch(store: Store | None) -> str:
-    """Return a random id that is the same on all ranks of a launch; empty if it cannot be agreed on.
+def agree_on_launch(store: Store | None, run_id: str) -> AgreedLaunch:
+    """Return a random id and an id of the run that are the same on all ranks of a launch.
 
     The ids of launchers do not tell two launches of a program apart: many programs set a constant one. The store is
     accessed once, and no rank waits for another.
 
     Args:
         store: The store of the process group; None: there is no group of several ranks.
+        run_id: The id of the run that this rank proposes; that of the first rank is used.
     """
     if store is not None:
         with suppress(RuntimeError):  # another kind of store, or its process has ended
-            return store.compare_set(LAUNCH_KEY, "", uuid4().hex).decode()
-    return ""
+            launch_id, _, run_id = store.compare_set(LAUNCH_KEY, "", f"{uuid4().hex}/{run_id}").decode().partition("/")
+            return AgreedLaunch(launch_id, run_id)
+    return NOT_AGREED
 
 
 def own_folder(record: Path, identity: Identity) -> Path:
@@ -252,14 +272,17 @@ def _default_group() -> tuple[int, int] | None:
     return None
 
 
-def _find_run_id(environ: Mapping[str, str], launch: _Launch | None, world_size: int | None) -> str:
-    """Return an id that all processes of a job share; empty if this is the only process."""
+def _job_id(environ: Mapping[str, str], launch: _Launch | None) -> str:
+    """Return the id that the launcher gives the job; empty if it gives none."""
     job = launch.job if launch is not None else ""
     job = job or environ.get("RAY_JOB_ID", "") or environ.get("KUBEFLOW_TRAINING_JOB_ID", "")
     if not job and (task := _slurm_launch(environ)) is not None:  # its script has set the variables of torchrun
         job = task.job
-    if job:
-        return job
+    return job
+
+
+def _common_launcher_id(environ: Mapping[str, str], launch: _Launch | None, world_size: int | None) -> str:
+    """Return a hash of what processes with one launcher have in common; empty if this is the only process."""
     agent = launch is not None and "TORCHELASTIC_RUN_ID" in environ
     if world_size == 1 and not agent and not is_child():
         return ""

@@ -1,5 +1,10 @@
-"""Find the run folders of the ranks of a run: `record="run"` makes `run-rank0`, `run-rank1` and so on."""
+"""Find the run folders of the ranks of a run: `record="run"` makes `run-rank0`, `run-rank1` and so on.
 
+If the rank is not known when a process begins to record, as with Lightning's own launcher, the folders are `run`,
+`run-2` and so on.
+"""
+
+import glob
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -8,8 +13,8 @@ from typing import Any, NamedTuple
 from torchotel import _semconv as names
 from torchotel.runs.reader import Run, RunError, holds_run, open_run, read_info
 
-_RANK_FOLDER = re.compile(r"(?P<name>.+)-rank(?P<rank>\d+)(-\d+)?")
-"""Name of a rank's folder; the last number is appended if a folder of an earlier run has the name."""
+_FOLDER = re.compile(r"(?P<name>.+?)(?P<rank>-rank\d+)?(-\d+)?")
+"""Name of a rank's folder; the last number is appended if a folder of another run or rank has the name."""
 
 
 _START_TIME = re.compile(r"\d{8}-\d{6}-")
@@ -28,7 +33,8 @@ class _Identity(NamedTuple):
 def open_ranks(folder: Path) -> Sequence[Run]:
     """Open a run by its folder, or all ranks of a run by the name that the ranks' folders have in common.
 
-    The name stands for the newest run, if several have recorded to this name. The folder of a rank is opened alone.
+    The name stands for the newest run, if several have recorded to this name. A folder named after its rank is opened
+    alone.
 
     Raises:
         RunError: There is no such folder and no rank of such a run, or the folder holds no run.
@@ -37,7 +43,8 @@ def open_ranks(folder: Path) -> Sequence[Run]:
         ranks = [path for path in folder.parent.glob("*-rank*") if _base(path.name) == folder.name and holds_run(path)]
         if ranks:
             return [open_run(path) for path in sibling_ranks(max(ranks, key=_last_change))]
-    return [open_run(folder)]
+    found = _FOLDER.fullmatch(folder.resolve().name)
+    return [open_run(path) for path in ([folder] if found is None or found["rank"] else sibling_ranks(folder))]
 
 
 def open_runs(folder: Path) -> Sequence[Run]:
@@ -61,7 +68,7 @@ def sibling_ranks(folder: Path) -> Sequence[Path]:
     if identity is None:
         return [folder]
     newest: dict[int, Path] = {}
-    for path in sorted(folder.parent.glob("*-rank*"), key=_last_change):
+    for path in sorted(folder.parent.glob(f"*{glob.escape(identity.name)}*"), key=_last_change):
         info = _info(path)
         if _identity(path, info) == identity:
             newest[_rank(info)] = path
@@ -91,8 +98,8 @@ def host_of(run: Run) -> str:
 
 
 def _base(name: str) -> str:
-    """Return the name of a folder without its rank."""
-    found = _RANK_FOLDER.fullmatch(name)
+    """Return the name of a folder without its rank and the number of a further folder."""
+    found = _FOLDER.fullmatch(name)
     return found["name"] if found else name
 
 
