@@ -24,7 +24,7 @@ BOARDS = sorted((FOLDER / "dashboards").glob("*.json"))
 _PAGES = {
     "torchotel-training-one-1600-dark": "dashboard-training",
     "torchotel-layers-one-1600-dark": "dashboard-layers",
-    "torchotel-ranks-two-ranks-1600-dark": "dashboard-ranks",
+    "torchotel-ranks-four-ranks-1600-dark": "dashboard-ranks",
     "torchotel-telemetry-one-1600-light": "dashboard-telemetry",
 }
 """The pictures of the pages, and their names there."""

@@ -44,7 +44,7 @@ class Scenario(NamedTuple):
 
 SCENARIOS = [
     Scenario("one", (Run("baseline"),)),
-    Scenario("two-ranks", (Run("ddp-baseline", ranks=2),)),
+    Scenario("four-ranks", (Run("ddp-baseline", ranks=4, words=("slow",)),)),
     Scenario("four-runs", tuple(Run(f"sweep-lr-{rate}") for rate in ("0.1", "0.03", "0.01", "0.003"))),
     Scenario("numeric", (Run("7345126", words=("numeric",)),), frozenset({"Watched tensors"})),
     Scenario(

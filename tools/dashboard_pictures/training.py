@@ -1,4 +1,4 @@
-"""One rank of a training to draw: `python training.py FOLDER [numeric] [silent] [nan]`, until FOLDER/end exists."""
+"""One rank of a training to draw: `python training.py FOLDER [numeric] [silent] [nan] [slow]`, until FOLDER/end exists."""
 
 import os
 import sys
@@ -21,11 +21,14 @@ NAN_AFTER_S = 15
 class Samples(Dataset[Tensor]):
     """Samples that take time to load, which causes a data wait and leaves the processor to other processes."""
 
+    def __init__(self, load_s: float) -> None:
+        self._load_s = load_s
+
     def __len__(self) -> int:
         return 64
 
     def __getitem__(self, index: int) -> Tensor:
-        time.sleep(0.01)
+        time.sleep(self._load_s)
         return torch.rand(16, generator=torch.Generator().manual_seed(index))
 
 
@@ -76,9 +79,10 @@ def main(folder: Path, *words: str) -> None:
     """Train epochs, each followed by a batch of evaluation."""
     model = layers(folder, numeric="numeric" in words)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    samples = Samples(0.02 if "slow" in words and os.environ["RANK"] == "2" else 0.01)
     start_s = time.monotonic()
     for epoch in count():
-        for batch in DataLoader(Samples(), batch_size=8):
+        for batch in DataLoader(samples, batch_size=8):
             broken = "nan" in words and time.monotonic() > start_s + NAN_AFTER_S
             loss = model(batch * (torch.nan if broken else 1)).square().mean()
             optimizer.zero_grad()
