@@ -1,4 +1,4 @@
-"""One rank of a training to draw: `python training.py FOLDER [numeric] [silent] [nan] [slow]`, until FOLDER/end exists."""
+"""One rank of a training to draw: `training.py FOLDER [numeric] [silent] [nan] [slow]`, until FOLDER/end exists."""
 
 import os
 import sys
