@@ -142,6 +142,8 @@ COLLECTIVE_RANKS = "torch.collective.ranks"
 """int: number of ranks in the group."""
 COLLECTIVE_END = "torch.collective.end"
 """string: `issued`: the end of the span is the end of the call, because the backend does not report the true end."""
+COLLECTIVE_OVERLAP_RATIO = "torch.collective.overlap.ratio"
+"""double: share of the collectives' time in which this rank ran layers that began later; on the CPU, in detail."""
 COLLECTIVE_SEQUENCE = "torch.collective.sequence"
 """int: number of the collective in its group, the same on all ranks."""
 

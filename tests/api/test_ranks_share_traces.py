@@ -115,6 +115,9 @@ def test_collectives(folder: Path) -> None:
             ]
         )
         assert {span.trace_id for span in found} == {step.trace_id for step in rank.detailed}
+        assert not any("torch.collective.end" in span.attributes for span in found)
+        overlaps = {span.attributes.get("torch.collective.overlap.ratio") for span in rank.spans}
+        assert overlaps == {None, 0.0}  # the one bucket is reduced by the last layer of the backward
         assert all(step.collectives and step.waits.keys() <= step.phases.keys() for step in rank.steps)
     assert of_ranks[0] == of_ranks[1]
     # Of the model: 8 · 8 + 8 + 8 · 4 + 4 elements of 4 bytes, in one bucket.

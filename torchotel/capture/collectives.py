@@ -74,6 +74,10 @@ class OpenCollective:
         """Note that it is done."""
         self._done_ns = perf_counter_ns()
 
+    def ready(self) -> bool:
+        """Return whether the end is known, or will never be known."""
+        return self._done_ns > 0 or not self.reports_end
+
     def record(self) -> Collective:
         """Return it as a record."""
         group = self._group

@@ -77,8 +77,10 @@ class PendingRecord:
             self.logged.learning_rate(rate)
 
     def ready(self) -> bool:
-        """Return whether all values can be read; an evaluation does not wait for device times."""
+        """Return whether all values can be read; an evaluation waits for no device times and ends of collectives."""
         for segment in self._segments:
+            if segment.collectives and self.kind == "step" and not all(one.ready() for one in segment.collectives):
+                return False
             if segment.gradients and not all(norms.ready() for norms in segment.gradients.values()):
                 return False
             if segment.device_times is not None and not segment.device_times.ready() and self.kind == "step":

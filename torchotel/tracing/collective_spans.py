@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Sequence
 
@@ -30,6 +30,8 @@ class CollectiveSpans:
         if not (record.detailed and record.collectives):
             return
         finder = _ParentFinder(nodes)
+        if (ratio := _overlap_ratio(nodes, record.collectives)) is not None:
+            nodes[0].set(names.COLLECTIVE_OVERLAP_RATIO, ratio)
         for collective in record.collectives:
             if record.start_ns <= collective.start_ns <= record.end_ns:
                 parent = finder.find(collective.start_ns, collective.end_ns)
@@ -55,6 +57,25 @@ class CollectiveSpans:
             }
             template = self._templates[key] = SpanTemplate(names.COLLECTIVE_PREFIX + collective.operation, attributes)
         return template
+
+
+def _overlap_ratio(nodes: Sequence[Node], collectives: Sequence[Collective]) -> float | None:
+    """Return the share of the collectives' time in which this rank ran layers; None if no end is known.
+
+    A layer counts if it has begun after the collective: what a layer itself calls, it may wait for.
+    """
+    parents = {node.parent for node in nodes}
+    layers = sorted(
+        (node.start_ns, node.end_ns) for index, node in enumerate(nodes) if node.parent > 0 and index not in parents
+    )
+    overlap_ns = total_ns = 0
+    for collective in collectives:
+        if collective.done_ns:
+            total_ns += collective.done_ns - collective.start_ns
+            first = bisect_left(layers, (collective.start_ns, 0))
+            last = bisect_left(layers, (collective.done_ns, 0))
+            overlap_ns += sum(min(end_ns, collective.done_ns) - start_ns for start_ns, end_ns in layers[first:last])
+    return overlap_ns / total_ns if total_ns else None
 
 
 class _ParentFinder:
