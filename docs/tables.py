@@ -144,6 +144,7 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "spans": _named("Span names."),
     "module attributes": _named("Attributes of module spans."),
     "step attributes": _named("Attributes of steps and phases."),
+    "collective attributes": _named("Attributes of collectives."),
     "events": _named("Events."),
     "resource": _named("Resource."),
     "arguments": _settings(arguments=True),
