@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from support import PROGRAMS, commands
+from support import PROGRAMS, commands, run_folders
 
 from torchotel.runs.rank_folders import open_ranks
 
@@ -52,6 +52,30 @@ def test_bad_options_start_no_rank(folder: Path) -> None:
     done = run(folder, "--detail=often", "train.py", "once")
     assert (done.returncode, done.stdout) == (2, "")
     assert "--detail" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("ranks", "variables", "problem"),
+    [
+        ("0", {}, "--nproc-per-node takes a number of ranks or one of auto, cpu, gpu, xpu, not '0'"),
+        ("2", {"RANK": "1", "WORLD_SIZE": "4"}, "a launcher has started this process as a rank"),
+    ],
+)
+def test_no_ranks_can_be_started(folder: Path, ranks: str, variables: dict[str, str], problem: str) -> None:
+    done = commands.torchotel("run", "--nproc-per-node", ranks, "train.py", cwd=folder, **variables)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert problem in done.stderr
+
+
+def test_a_program_that_records_to_its_own_folder(folder: Path) -> None:
+    """The ranks note where they record. A folder of an earlier run has the name, so each rank has another one."""
+    for rank in (0, 1):
+        run_folders.write(folder / f"own-rank{rank}", units=[run_folders.step(0, 0.1)])
+    program = folder / "train.py"
+    program.write_text(f"import torchotel\ntorchotel.instrument(record='own')\n{program.read_text()}")
+    done = run(folder, "train.py", "once")
+    assert done.returncode == 0, done.stderr
+    assert "recorded in own-rank0-2 to own-rank1-2\n  torchotel summary own " in done.stdout
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

@@ -61,6 +61,7 @@ def run_recorded(
     started: Callable[[Handle], None] = lambda _: None,
     *,
     quiet: bool = False,
+    note_folder_in: Path | None = None,
 ) -> int:
     """Run the program, instrumented when it imports torch; return its exit code.
 
@@ -71,13 +72,16 @@ def run_recorded(
         explicit: Settings from the command line.
         started: Called with the handle when the program has imported torch.
         quiet: Print problems only.
+        note_folder_in: Folder for a file with the path of the run folder; None: it is not noted.
 
     Raises:
         ConfigError: A setting is invalid.
         SystemExit: The program raised it.
         KeyboardInterrupt: The program was interrupted.
     """
-    recording = _Recording(settings(explicit, program), tuple(explicit), started, quiet=quiet)
+    recording = _Recording(
+        settings(explicit, program), tuple(explicit), started, quiet=quiet, note_folder_in=note_folder_in
+    )
     program.prepare()
     start_with_torch(
         {**explicit, "record": recording.config.record},
@@ -99,7 +103,13 @@ class _Recording:
     """Ends the recording at exit, and prints the summary."""
 
     def __init__(
-        self, config: Config, explicit: Sequence[str], started: Callable[[Handle], None], *, quiet: bool
+        self,
+        config: Config,
+        explicit: Sequence[str],
+        started: Callable[[Handle], None],
+        *,
+        quiet: bool,
+        note_folder_in: Path | None,
     ) -> None:
         self.config = config
         self.finished = False
@@ -108,7 +118,7 @@ class _Recording:
         """The `sys.exit()` that ended the program, or the exception whose handler called it."""
         self._explicit = explicit
         self._started = started
-        self._quiet = quiet
+        self._quiet, self._note_folder_in = quiet, note_folder_in
         self._process = os.getpid()
         self._home = Path.cwd()  # the shell's directory; the program may change its own
         self._handle: Handle | None = None
@@ -119,7 +129,12 @@ class _Recording:
         self._handle = handle
         atexit.unregister(self._end)
         atexit.register(self._end)  # runs before the handle's function, which does not know the exit code
+        self._note_folder(handle)  # a signal may end the process
         self._started(handle)
+
+    def _note_folder(self, handle: Handle) -> None:
+        if self._note_folder_in is not None and handle.record_folder is not None:
+            (self._note_folder_in / str(self._process)).write_text(str(handle.record_folder))
 
     def _end(self) -> None:
         if os.getpid() != self._process:
@@ -131,6 +146,7 @@ class _Recording:
             elif self._handle is not None:
                 error: BaseException | None = None if self.finished else self.error or getattr(sys, "last_value", None)
                 self._handle.end(finished=self.finished, error=error)
+                self._note_folder(self._handle)  # the program's call of `instrument()` may have changed it
                 sys.stderr.flush()
                 self._note_overridden(self._handle.config)
                 self._show(self._handle.config, self._handle.record_folder, self._handle.stats())
@@ -227,6 +243,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--nproc-per-node", metavar="N", help="run N ranks of the program on this host, or one for each GPU: gpu"
     )
     parser.add_argument("-q", "--quiet", action="store_true", help="print only problems at the end")
+    parser.add_argument("--note-folder-in", type=Path, help=argparse.SUPPRESS)  # the command starts itself on each rank
     parser.add_argument("program", nargs=argparse.REMAINDER, help="script or module, and its own arguments")
     add_options(parser)
 
@@ -246,4 +263,4 @@ def call(arguments: argparse.Namespace) -> int:
     if arguments.nproc_per_node is not None:
         folder = _folder(Config.read(explicit, os.environ), program)
         return run_ranks(arguments.nproc_per_node, program, arguments, folder)
-    return run_recorded(program, explicit, quiet=arguments.quiet)
+    return run_recorded(program, explicit, quiet=arguments.quiet, note_folder_in=arguments.note_folder_in)

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import argparse
+import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 from torchotel._utils.text import printable
 from torchotel.cli.options import flag_of, options
 from torchotel.cli.terminal import Terminal
-from torchotel.runs import RunError
-from torchotel.runs.rank_folders import open_ranks, rank_of
+from torchotel.runs.rank_folders import run_name, sibling_ranks
+from torchotel.runs.reader import holds_run, open_run
 from torchotel.runs.slow_rank import compare_ranks
 from torchotel.runs.tables import render_ranks
 
@@ -24,10 +26,12 @@ if TYPE_CHECKING:
     from torchotel.cli.python_program import Program
 
 TOP_RANKS = 10
+KINDS = "auto", "cpu", "gpu", "xpu"
+"""Values of `--nproc-per-node` of torchrun that are no number."""
 
 
 def run_ranks(ranks: str, program: Program, arguments: argparse.Namespace, record: Path) -> int:
-    """Run the program with torchrun, each rank under `torchotel run`; return torchrun's exit code.
+    """Run the program with torchrun, each rank under `torchotel run`; return torchrun's exit code, or 2 if it cannot.
 
     Args:
         ranks: Number of ranks, or another value of `--nproc-per-node` of torchrun, such as `gpu`.
@@ -35,20 +39,31 @@ def run_ranks(ranks: str, program: Program, arguments: argparse.Namespace, recor
         arguments: The options of `torchotel run`.
         record: The name of the run folders, without the rank.
     """
-    words = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
-    words += ["-m", "torchotel", "run", "--quiet", *_as_words(arguments), f"--record={record}"]
-    words += ["-m"] if program.module else []
-    process = subprocess.Popen([*words, program.target, *program.arguments])  # noqa: S603  # the program of the user
+    if ranks not in KINDS and not (ranks.isdecimal() and int(ranks)):
+        return _refuse(f"--nproc-per-node takes a number of ranks or one of {', '.join(KINDS)}, not {ranks!r}")
+    if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
+        return _refuse("a launcher has started this process as a rank (RANK is set); leave out --nproc-per-node")
+    with TemporaryDirectory() as notes:
+        words = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
+        words += ["-m", "torchotel", "run", "--quiet", *_as_words(arguments), f"--record={record}"]
+        words += [f"--note-folder-in={notes}", *(["-m"] if program.module else [])]
+        process = subprocess.Popen([*words, program.target, *program.arguments])  # noqa: S603  # the user's program
 
-    def pass_on(number: int, _: FrameType | None) -> None:
-        process.send_signal(number)
+        def pass_on(number: int, _: FrameType | None) -> None:
+            process.send_signal(number)
 
-    signal.signal(signal.SIGTERM, pass_on)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal sends it to torchrun, too, which ends the ranks
-    code = process.wait()
+        signal.signal(signal.SIGTERM, pass_on)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal sends it to torchrun, too, which ends the ranks
+        code = process.wait()
+        folders = [Path(note.read_text()) for note in Path(notes).iterdir()]
     if not arguments.quiet:
-        _show(record)
+        _show(folders)
     return code
+
+
+def _refuse(problem: str) -> int:
+    print(f"torchotel run: {problem}", file=sys.stderr)
+    return 2
 
 
 def _as_words(arguments: argparse.Namespace) -> Iterator[str]:
@@ -60,16 +75,24 @@ def _as_words(arguments: argparse.Namespace) -> Iterator[str]:
             yield {True: flag, False: f"--no-{flag[2:]}"}[value] if isinstance(value, bool) else f"{flag}={value}"
 
 
-def _show(record: Path) -> None:
-    """Print the comparison of the ranks, and where they are recorded."""
-    shown = record.relative_to(Path.cwd()) if record.is_relative_to(Path.cwd()) else record
-    try:
-        runs = open_ranks(record)
-    except RunError as error:
-        print(f"torchotel: nothing was recorded ({error})", file=sys.stderr)
+def _show(folders: Sequence[Path]) -> None:
+    """Print the comparison of the ranks, and where they are recorded.
+
+    Args:
+        folders: The folders that the ranks have noted; a rank that records to the same run may have noted none.
+    """
+    recorded = [folder for folder in folders if holds_run(folder)]
+    if not recorded:
+        print("torchotel: no rank has trained or evaluated, so nothing was recorded", file=sys.stderr)
         return
-    name = printable(str(shown))
+    runs = [open_run(folder) for folder in sibling_ranks(recorded[0])]
+    names = [printable(str(_shown(run.folder))) for run in runs]
     print(f"\n{render_ranks(compare_ranks(runs), top=TOP_RANKS, output=Terminal())}\n" if len(runs) > 1 else "")
-    print(f"recorded in {name}-rank0 to {name}-rank{rank_of(runs[-1])}" if len(runs) > 1 else f"recorded in {name}")
+    print(f"recorded in {f'{names[0]} to {names[-1]}' if len(runs) > 1 else names[0]}")
+    name = printable(str(_shown(runs[0].folder.with_name(run_name(runs)))))
     print(f"  torchotel summary {name}    prints all tables")
     print(f"  torchotel report {name}     writes one HTML page of them")
+
+
+def _shown(path: Path) -> Path:
+    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
