@@ -67,6 +67,10 @@ class CallSignature:
     """The call is inside a transform of `torch.func` and has a gradient outside of it."""
 
 
+PROCESS_ENDED_TYPE = "process_ended"
+"""Type of the error of a process that ended without a shutdown, if nothing else is known."""
+
+
 class Error(NamedTuple):
     """An exception that left a call, a backward or a step."""
 
@@ -76,7 +80,7 @@ class Error(NamedTuple):
     """Path of the innermost module whose call raised, or ran as the process ended; None: unknown, or there was none."""
 
 
-PROCESS_ENDS = frozenset(("process_ended", "oom_kill", "SIGSEGV", "SIGABRT", "SIGBUS", "SIGFPE", "SIGILL"))
+PROCESS_ENDS = frozenset((PROCESS_ENDED_TYPE, "oom_kill", "SIGSEGV", "SIGABRT", "SIGBUS", "SIGFPE", "SIGILL"))
 """Types of the errors of processes that ended without a shutdown: no exception left the step."""
 STALLED = "stalled"
 """Type of the error of a step or an evaluation that stalls."""

@@ -1,5 +1,6 @@
 """Test the lines of code of a stack, which a reader without the machine gets."""
 
+import runpy
 import threading
 from pathlib import Path
 
@@ -36,3 +37,18 @@ def test_the_main_thread_is_first_and_threads_of_torchotel_are_left_out() -> Non
     assert "reader" in names
     assert "torchotel-worker" not in names
     assert found[0].frames[1].function == "test_the_main_thread_is_first_and_threads_of_torchotel_are_left_out"
+
+
+def test_a_stack_ends_at_the_program(tmp_path: Path) -> None:
+    """What has called the program is not its code: runpy for `python -m`, and `torchotel run`."""
+    found: list[str] = []
+
+    def in_the_program() -> None:
+        main = next(stack for stack in stacks.thread_stacks() if stack.thread == threading.current_thread().name)
+        found.extend(str(line) for line in main.frames)
+
+    program = tmp_path / "train.py"
+    program.write_text("call()")
+    runpy.run_path(str(program), {"call": in_the_program})
+    assert found[-1] == "train.py:1 in <module>"
+    assert found[-2].endswith(" in in_the_program")

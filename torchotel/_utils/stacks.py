@@ -19,6 +19,7 @@ MAX_FRAMES: Final = 24
 MAX_PART: Final = 100
 """Characters of a name: all stacks are one packet of the connection to the companion."""
 _PACKAGE: Final = PurePath(__file__).parents[1]
+_CALLERS: Final = {"<frozen runpy>", str(_PACKAGE / "cli" / "python_program.py")}
 
 
 def thread_stacks() -> Iterator[ThreadStack]:
@@ -45,6 +46,7 @@ def _public_path(path: PurePath) -> str:
 
 
 def _lines(frame: FrameType | None) -> Iterator[CodeLine]:
-    while frame is not None:
+    """Yield the lines from the innermost one to the program's first: `torchotel run` and runpy have called that."""
+    while frame is not None and frame.f_code.co_filename not in _CALLERS:
         yield code_line(frame.f_code.co_filename, frame.f_lineno or 0, frame.f_code.co_name)
         frame = frame.f_back

@@ -11,7 +11,7 @@ from statistics import median
 from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 from torchotel import _semconv as names
-from torchotel._records import PHASES
+from torchotel._records import PHASES, PROCESS_ENDED_TYPE
 from torchotel.runs.reader import Call, LayerKey, Run, RunError, SpanLine, calls_by_trace
 from torchotel.runs.statistics import MIN_STEPS, Ratio, ratio, ratio_of_runs, typical
 from torchotel.runs.summary import quantile
@@ -82,6 +82,8 @@ def differences(before: Sequence[RunEnvironment], after: Sequence[RunEnvironment
 def run_end(info: Mapping[str, Any]) -> str:
     """Return how a run ended, by its `run.json`; empty if unknown."""
     error = _text((info.get("error") or {}).get("type"))
+    if error == PROCESS_ENDED_TYPE:
+        return "ended without a shutdown, as after SIGKILL"
     return f"ended with {error}" if error else _ENDS.get(info.get("finished", ""), "")
 
 

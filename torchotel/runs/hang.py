@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from torchotel import _semconv as names
 from torchotel._collectives import CodeLine, CollectiveReading, EnqueuedCollective, GroupReading
+from torchotel._records import PROCESS_ENDED_TYPE
 from torchotel.runs.rank_folders import host_of, open_ranks, rank_of, sibling_ranks, world_size
 from torchotel.runs.reader import RecordLine, Run, RunError, open_run
 
@@ -241,7 +242,13 @@ def _reason(run: Run, last: _LastRecords, *, has_reading: bool) -> str:
     """Return why a rank has fewer than two readings since its last step or evaluation ended."""
     error = run.info.get("error") or {}
     if "type" in error:
-        return f"its run ended with {error['type']}: {error.get('message', '')}".removesuffix(": ")
+        is_unknown = error["type"] == PROCESS_ENDED_TYPE
+        ended = (
+            "without a shutdown, as after SIGKILL"
+            if is_unknown
+            else f"with {error['type']}: {error.get('message', '')}"
+        )
+        return f"its run ended {ended}".removesuffix(": ")
     if last.failed is not None:
         text = f"its {last.failed.kind} {last.failed.number} ended with {last.failed.error_type}"
         return f"{text}: {last.failed.error_message or ''}".removesuffix(": ")

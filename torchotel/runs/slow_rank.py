@@ -31,6 +31,7 @@ MIN_DETAILED = 3
 """Common detailed steps that are needed to name a layer."""
 MAX_OTHERS = 8
 """Largest number of other ranks whose layers are read."""
+NOT_ALIGNED = "the ranks have no process group, so their steps cannot be matched"
 _IN_WORDS = {
     "between": "time between steps",
     "data": "data loading",
@@ -115,7 +116,7 @@ def compare_ranks(runs: Sequence[Run]) -> RankComparison:
     common = sorted(set.intersection(*(set(aligned) for aligned in steps)))[WARM_UP_STEPS:]
     rows = [[aligned[key] for key in common] for aligned in steps]
     ranks = [_rank_times(run, row, count) for run, row, count in zip(runs, rows, counts, strict=True)]
-    found = _find(rows)
+    found = _find(rows) if len(runs) == 1 or any(steps) else NOT_ALIGNED
     if isinstance(found, str):
         return RankComparison(ranks, len(common), None, found)
     named, layer = ranks[found.position], _layer(runs, rows, found)

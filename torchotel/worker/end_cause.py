@@ -11,11 +11,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import ClassVar, Final
 
-from torchotel._records import Error
+from torchotel._records import PROCESS_ENDED_TYPE, Error
 from torchotel._utils.text import shortened
 from torchotel.worker.stall_watch import MAX_STACK_BYTES, frames_of, signal_masks
 
-PROCESS_ENDED: Final = Error("process_ended", "The training process ended without a shutdown of torchotel")
+PROCESS_ENDED: Final = Error(PROCESS_ENDED_TYPE, "The training process ended without a shutdown of torchotel")
 OOM_KILL: Final = Error("oom_kill", "The system killed a process of this cgroup because its memory was exhausted")
 
 _SIGNALS: Final = {
