@@ -173,7 +173,7 @@ class Session:
             make_current=attach_proxy,
             warn=Warn(),
             on_first=self._guard.guarded(self._begin),
-            on_group=self._guard.guarded(self._agree),
+            on_group=self._guard.guarded(self._join_group),
             phase_log=self._backend.phase_log,
         )
         guarded = self._capture.guard.guarded
@@ -182,6 +182,8 @@ class Session:
         self.step_begins, self.step_ends = guarded(self._capture.step_begins), guarded(self._capture.step_ends)
         self.ask_detail = guarded(self._capture.ask_detail)
         self._frameworks = Frameworks(partial(self._capture.log, offered=True))
+        _logger.addFilter(self._name_rank)
+        undo.callback(_logger.removeFilter, self._name_rank)
         self._backend.start(undo)
         undo.callback(self._capture.uninstall)
         if model is not None:
@@ -234,6 +236,7 @@ class Session:
         self._frameworks.uninstall()
         self._capture.disable_after_fork()
         self._backend.disable_after_fork()
+        _logger.removeFilter(self._name_rank)
 
     def discard_empty(self) -> None:
         """Remove the run file after `stop` if it has no record."""
@@ -243,6 +246,7 @@ class Session:
         """Stop before the first record, and remove the run file."""
         self._end_capture(None)
         self._backend.discard()
+        _logger.removeFilter(self._name_rank)
 
     def stop(self, timeout_s: float, *, finished: bool = True, error: BaseException | None = None) -> None:
         """Remove every hook, export the remaining records, end the threads, close ports and files.
@@ -254,6 +258,7 @@ class Session:
         """
         deadline_s = time.monotonic() + timeout_s
         self._backend.stop(deadline_s, RunEnd(finished, self._end_capture(error)))
+        _logger.removeFilter(self._name_rank)
 
     def _end_capture(self, error: BaseException | None) -> Error | None:
         """Remove every hook, and hand over the remaining records; return how an exception is recorded."""
@@ -293,22 +298,36 @@ class Session:
         identity = identify(os.environ, self._config.run_id, own_run.current(), self._launch)
         return identity._replace(device_id=self._device_id, mesh=self._mesh)
 
+    def _name_rank(self, message: logging.LogRecord) -> bool:
+        """Put the rank before a message if there are several: their streams often end up in one."""
+        if self._resource.identity.world_size != 1:
+            message.msg = f"rank {self._resource.identity.rank}: {message.msg}"
+        return True
+
     def _fix_identity(self) -> None:
         if not self._identity_fixed:
             self._identity_fixed = True
             own_run.use()
-            self._place_rank()
+            self._agree()
 
     def _agree(self) -> None:
-        """Agree on the launch with the other ranks, at the first step of a process group."""
+        """Agree on the launch and the run with the other ranks of the process group, if there is one."""
         self._launch = agree_on_launch(group_store(), self._identify().run_id)
-        self._place_rank()
-        if self._identity_fixed:
-            self._backend.fix_identity()
-
-    def _place_rank(self) -> None:
         self._device_id, self._mesh = device_id(), mesh_place()
         self._resource.update()
+
+    def _join_group(self) -> None:
+        """Agree with the other ranks at the first step of a process group, which may be made after the first record.
+
+        Then the id of the run stays: it was exported.
+        """
+        is_late, run_id = self._identity_fixed, self._launch.run_id
+        self._fix_identity()
+        if is_late:
+            self._agree()
+            self._launch = self._launch._replace(run_id=run_id)
+            self._resource.update()
+            self._backend.fix_identity()
 
     def _start_span(
         self,

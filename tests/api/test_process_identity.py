@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 from support.commands import TIMEOUT_S, environment
+from torch._C._distributed_c10d import HashStore
 
-from torchotel._utils.distributed import OwnRunId, identify, own_folder
+from torchotel._utils.distributed import NOT_AGREED, OwnRunId, agree_on_launch, identify, own_folder
 
 TORCHRUN = {"RANK": "9", "WORLD_SIZE": "16", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "8"}
 OPEN_MPI = {
@@ -157,3 +158,15 @@ def test_each_rank_has_its_folder() -> None:
     assert own_folder(Path("runs/one"), identify({})) == Path("runs/one")
     assert own_folder(Path("runs/one"), identify(TORCHRUN)) == Path("runs/one-rank9")
     assert own_folder(Path("runs/one"), identify(POD)) == Path("runs/one-rank3")
+
+
+def test_ranks_agree_on_a_launch_and_a_run() -> None:
+    """The proposal of the rank that is first at the store counts; an id that is set stays."""
+    store = HashStore()
+    first, second = (agree_on_launch(store, run_id) for run_id in ("one \udce9", "two"))
+    assert first == second
+    assert first.run_id == "one ?"
+    assert agree_on_launch(HashStore(), "one").id != first.id
+    assert agree_on_launch(None, "one") == NOT_AGREED
+    assert identify({}, None, "own", first).run_id == "one ?"
+    assert identify({}, "given", "own", first).run_id == "given"

@@ -130,8 +130,8 @@ def test_sends_between_two_of_three_ranks(tmp_path: Path) -> None:
     assert_steps_share_traces(trained(tmp_path, "pairs", 3))
 
 
-def test_a_companion_that_is_stopped_delays_no_rank(tmp_path: Path) -> None:
-    """It is stopped for the most part of the training, and has recorded all steps at the end."""
+def test_a_companion_that_is_stopped_blocks_no_rank(tmp_path: Path) -> None:
+    """The training ends while the companion is stopped; then the companion continues, and records all steps."""
     assert_steps_share_traces(trained(tmp_path, "stopped companion"))
 
 

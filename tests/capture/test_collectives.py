@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support import commands
@@ -39,9 +40,10 @@ def with_a_peer(collectives):
     dist.destroy_process_group()
     dist.init_process_group("gloo", init_method=f"file://{sys.argv[1]}-2", rank=int(pid == 0), world_size=2)
     if pid == 0:
-        os.read(told, 1)
-        for _ in range(collectives):
-            dist.all_reduce(torch.ones(3))
+        os.close(tell)
+        if os.read(told, 1):
+            for _ in range(collectives):
+                dist.all_reduce(torch.ones(3))
         os._exit(0)
     os.close(peer_runs)
     return lambda: os.write(tell, b"1"), peer_has_ended
@@ -51,7 +53,7 @@ def step_begins():
 """
 
 
-def said(program: str, folder: Path) -> object:
+def said(program: str, folder: Path) -> Any:
     """Run a program, and read what it printed."""
     path = folder / "program.py"
     path.write_text(START + program)
@@ -164,6 +166,29 @@ with torchotel.testing.capture() as captured:
 print(json.dumps(done))
 """
     assert said(PEER + program, tmp_path) == [True] * 8
+
+
+def test_a_call_that_raises_is_no_collective(tmp_path: Path) -> None:
+    """The other ranks have not called it, and their next steps belong to those of this rank."""
+    program = """
+import torchotel.testing
+from torchotel.capture.collectives import collectives_run
+group = dist.distributed_c10d._get_default_group()
+numbers = []
+with torchotel.testing.capture():
+    step()
+    numbers.append(collectives_run(group))
+    try:
+        dist.all_gather([torch.ones(2)], torch.ones(3))
+    except (RuntimeError, ValueError):
+        numbers.append("raised")
+    numbers.append(collectives_run(group))
+    step()
+    numbers.append(collectives_run(group))
+print(json.dumps(numbers))
+"""
+    first, raised, second, third = said(program, tmp_path)
+    assert (raised, second, third) == ("raised", first, first + 2)
 
 
 def test_a_second_default_group(tmp_path: Path) -> None:

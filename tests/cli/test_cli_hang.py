@@ -13,7 +13,7 @@ from support.ranks import start_ranks
 from support.scraped_metrics import scrape, value
 
 from torchotel.cli import main
-from torchotel.runs import RunError
+from torchotel.runs import RunError, open_run
 from torchotel.runs.hang import RankEvidence, read_evidence
 
 PROGRAM = PROGRAMS / "waiting_ranks.py"
@@ -116,6 +116,22 @@ def test_the_rank_that_is_late_is_named_with_its_stack(
         running.go_on()
     assert main(["hang", str(tmp_path / "run")]) == 0
     assert "rank 1 has no evidence: its run ended normally\n" in capsys.readouterr().out
+
+
+@pytest.mark.program
+def test_a_stall_is_not_in_the_trace_of_the_step(tmp_path: Path) -> None:
+    """The step may go on, and all ranks share its trace."""
+    with ranks(tmp_path, "one is late in a phase") as running:
+        running.until_read(0, 1)
+        running.go_on()
+    runs = [open_run(tmp_path / f"run-rank{rank}") for rank in (0, 1)]
+    traces = [{span.name: span.trace_id for span in run.spans() if not span.parent_id} for run in runs]
+    assert [set(names) for names in traces] == [
+        {"torch.run", "torch.step rank 0", "torch.stall"},
+        {"torch.step rank 1", "torch.stall"},
+    ]
+    assert len({traces[0]["torch.stall"], traces[1]["torch.stall"], traces[0]["torch.step rank 0"]}) == 3
+    assert traces[0]["torch.step rank 0"] == traces[1]["torch.step rank 1"]  # the last step
 
 
 @pytest.mark.program

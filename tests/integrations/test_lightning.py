@@ -140,7 +140,7 @@ def test_another_interface_is_counted_and_nobody_is_disturbed(caplog: pytest.Log
 
 @pytest.mark.program
 def test_ranks_that_lightning_starts(tmp_path: Path) -> None:
-    """Its launcher tells the first rank nothing before the fit: the ranks agree on the run at their first step."""
+    """The first rank knows no other rank until the fit begins; all ranks agree on the run before they record."""
     program = str(PROGRAMS / "lightning_ranks_program.py")
     done = commands.python(program, cwd=tmp_path, PYTHONPATH=str(PROGRAMS.parent), **commands.SILENT)
     assert done.returncode == 0, done.stderr
@@ -149,3 +149,6 @@ def test_ranks_that_lightning_starts(tmp_path: Path) -> None:
     first, second = ([line.trace_id for line in rank.records() if line.kind == "step"] for rank in ranks)
     assert first == second
     assert len(set(first)) == 2 * 64 // 2  # epochs, batches of both ranks
+    exported = {str(line.request["resourceSpans"][0]["resource"]) for line in ranks[1].requests()}
+    (resource,) = exported
+    assert f"'{ranks[0].info['run_id']}'" in resource

@@ -1,5 +1,7 @@
 """The figures that the page of sizes counts with are those of a real run."""
 
+from functools import partial
+
 import pytest
 from support.otlp_http_receiver import Receiver
 from support.scraped_metrics import scrape
@@ -7,6 +9,8 @@ from support.sizing_page import figures
 
 import torchotel
 from benchmarks.workloads import make
+from torchotel._utils.distributed import Identity
+from torchotel.tracing.shared_trace import SharedTraces
 
 STEPS = 12
 
@@ -48,3 +52,14 @@ def test_a_detailed_step(server: Receiver) -> None:
     called, own = 124, 99
     assert sum(name.startswith("torch_module_") for name, _ in series) == 4 * called + own
     assert wire_bytes(server) == pytest.approx(figures()["SPAN_WIRE_BYTES"], rel=0.25)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 5, 8, 9, 64, 300, 1000])
+def test_the_spans_that_ranks_share(ranks: int) -> None:
+    """The page has the sum of what each rank may add to the trace of a step."""
+    run = figures()["Run"]("", ranks, 1, 10_000)
+    spans = 0
+    for rank in range(ranks):
+        identity = Identity(rank, rank, ranks, "run", 0, "launch")
+        spans += SharedTraces(partial(identity._replace)).max_spans(run.max_spans, (7, 0)) or 0
+    assert run.spans(10_000) == spans

@@ -52,6 +52,27 @@ def test_opens_all_ranks_by_their_common_name(tmp_path: Path) -> None:
     assert [run.folder for run in open_ranks(alone)] == [alone]
 
 
+def test_finds_ranks_whose_folders_have_no_rank(tmp_path: Path) -> None:
+    """The name that the program records to tells them from runs beside them; so does the launch."""
+
+    def write(name: str, rank: int, record: str, launch: str) -> Path:
+        info = {
+            "launch": launch,
+            "config": {"record": f"/elsewhere/{record}"},
+            "resource": {"torch.run.id": "a", "torch.rank": rank, "torch.world_size": 2},
+        }
+        return folders.write(tmp_path / name, info=info, units=[folders.step(0, 0.1)])
+
+    runs = [
+        [write("lr-1", 0, "lr-1", "x"), write("lr-1-2", 1, "lr-1", "x")],
+        [write("lr-2", 0, "lr-2", "x"), write("lr-2-2", 1, "lr-2", "x")],
+        [write("lr-1-3", 0, "lr-1", "y"), write("lr-1-4", 1, "lr-1", "y")],
+    ]
+    (tmp_path / ".#lr-1.yaml").symlink_to("nowhere")  # the lock of an editor
+    for ranks in runs:
+        assert [[run.folder for run in open_ranks(rank)] for rank in ranks] == [ranks, ranks]
+
+
 def test_finds_ranks_that_started_at_different_times(tmp_path: Path) -> None:
     """Without `--record`, `torchotel run` names the folder of each rank by the start time of that rank."""
     ranks = [_write_rank(tmp_path / f"20261126-10000{rank}-train-rank{rank}", rank, "a") for rank in (0, 1)]

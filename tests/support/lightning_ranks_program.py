@@ -6,4 +6,5 @@ from support.framework_loops.model_and_data import loader
 
 if __name__ == "__main__":
     torchotel.instrument(record="run", prometheus_port=None)
-    lightning_loop.make(devices=2, strategy="ddp").fit(lightning_loop.module(), loader(64))
+    trainer = lightning_loop.make(devices=2, strategy="ddp")
+    trainer.fit(lightning_loop.module(), loader(64), loader(4))  # validates before the first step

@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,7 @@ class Model(nn.Module):
         return result
 
 
-def main(way: str) -> None:
+def main(way: str, at_the_end: ExitStack) -> None:
     """Train in one way."""
     rank = dist.get_rank()
     model = Model()
@@ -60,9 +61,8 @@ def main(way: str) -> None:
         if way == "restart" and number == 8 and rank == 1 and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
             os._exit(3)
         if way == "stopped companion" and number == 8 and rank == 1:
+            at_the_end.callback(os.kill, worker["pid"], signal.SIGCONT)
             os.kill(worker["pid"], signal.SIGSTOP)
-    if way == "stopped companion" and rank == 1:
-        os.kill(worker["pid"], signal.SIGCONT)
     Path(f"asked-{rank}.json").write_text(json.dumps(model.asked))
 
 
@@ -94,6 +94,7 @@ dist.init_process_group(
     rank=int(os.environ["RANK"]),
     world_size=int(os.environ["WORLD_SIZE"]),
 )
-main(sys.argv[1])
+with ExitStack() as at_the_end:
+    main(sys.argv[1], at_the_end)
 torchotel.uninstrument()
 dist.destroy_process_group()

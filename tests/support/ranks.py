@@ -1,6 +1,9 @@
 """Several ranks on this machine, in processes that are forked from one that has torch: its import takes 3 s."""
 
+import signal
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import suppress
 from multiprocessing import set_forkserver_preload
 from pathlib import Path
 
@@ -47,7 +50,14 @@ def start_ranks(*words: str, ranks: int, cwd: Path, **variables: str) -> list[Fo
 
 def run_ranks(*words: str, ranks: int, cwd: Path, **variables: str) -> str:
     """Run a program on each rank, and return what all of them wrote to the standard error."""
-    ended = [program.wait(TIMEOUT_S) for program in start_ranks(*words, ranks=ranks, cwd=cwd, **variables)]
-    errors = "".join(stderr for _, _, stderr in ended)
-    assert not any(code for code, _, _ in ended), errors
+    programs = start_ranks(*words, ranks=ranks, cwd=cwd, **variables)
+    with ThreadPoolExecutor(ranks) as threads:
+        waits = [threads.submit(program.wait, TIMEOUT_S) for program in programs]
+        for ended in as_completed(waits):
+            if ended.result()[0]:  # the other ranks would wait for it
+                for program in programs:
+                    with suppress(ProcessLookupError):
+                        program.send_signal(signal.SIGKILL)
+    errors = "".join(wait.result()[2] for wait in waits)
+    assert not any(wait.result()[0] for wait in waits), errors
     return errors

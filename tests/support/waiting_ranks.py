@@ -35,6 +35,16 @@ def one_is_late(gradient: torch.Tensor) -> None:
     dist.all_reduce(gradient)
 
 
+def one_is_late_in_a_phase(gradient: torch.Tensor) -> None:
+    """Let rank 1 come late to a collective in the phase of an optimizer."""
+
+    def closure() -> float:
+        one_is_late(gradient)
+        return 0.0
+
+    torch.optim.SGD([gradient.clone()]).step(closure)
+
+
 def operations_differ(gradient: torch.Tensor) -> None:
     """Call two operations, of which none can end."""
     if IS_LATE:
@@ -62,6 +72,7 @@ def one_is_shut_down(gradient: torch.Tensor) -> None:
 
 PLACES: dict[str, Callable[[torch.Tensor], None]] = {
     "one is late": one_is_late,
+    "one is late in a phase": one_is_late_in_a_phase,
     "operations differ": operations_differ,
     "both are slow": both_are_slow,
     "one is shut down": one_is_shut_down,

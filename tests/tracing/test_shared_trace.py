@@ -23,18 +23,19 @@ def of_rank(rank: int, ranks: int, run: str = "run", launch: str = "launch", gen
 
 
 def test_ids() -> None:
-    """Each part of the launch and of the alignment makes another trace; the rank does not."""
+    """Each part of the launch and of the alignment makes another trace; the rank does not, nor its own run id."""
     first = of_rank(0, 4).trace_id((7, 0))
-    assert first == of_rank(3, 4).trace_id((7, 0))
+    assert first == of_rank(3, 4).trace_id((7, 0)) == of_rank(0, 4, run="another").trace_id((7, 0))
     others = [
         of_rank(0, 4).trace_id((8, 0)),
         of_rank(0, 4).trace_id((7, 1)),
-        of_rank(0, 4, run="another").trace_id((7, 0)),
         of_rank(0, 4, launch="another").trace_id((7, 0)),
         of_rank(0, 4, generation=1).trace_id((7, 0)),
     ]
-    assert len({first, *others}) == 6
+    assert len({first, *others}) == 5
     assert of_rank(0, 1).trace_id(None) is None
+    assert of_rank(0, 4, launch="").trace_id((7, 0)) is None
+    assert of_rank(0, 4, launch="").root_template("step", (7, 0)).name == "torch.step"
 
 
 @pytest.mark.parametrize("ranks", [2, 4, 8, 64, 300, 1000, 1999])

@@ -56,7 +56,7 @@ class AgreedLaunch(NamedTuple):
     id: str = ""
     """A random id."""
     run_id: str = ""
-    """The id of the run, if neither the program nor the launcher sets one."""
+    """The id of the run on the rank that was first at the store."""
 
 
 NOT_AGREED = AgreedLaunch()
@@ -149,12 +149,13 @@ def agree_on_launch(store: Store | None, run_id: str) -> AgreedLaunch:
 
     Args:
         store: The store of the process group; None: there is no group of several ranks.
-        run_id: The id of the run that this rank proposes; that of the first rank is used.
+        run_id: The id of the run that this rank proposes; that of the rank that is first at the store is used.
     """
     if store is not None:
+        proposed = f"{uuid4().hex}/{run_id}".encode("utf-8", "replace").decode()
         with suppress(RuntimeError):  # another kind of store, or its process has ended
-            launch_id, _, run_id = store.compare_set(LAUNCH_KEY, "", f"{uuid4().hex}/{run_id}").decode().partition("/")
-            return AgreedLaunch(launch_id, run_id)
+            launch_id, _, agreed_run_id = store.compare_set(LAUNCH_KEY, "", proposed).decode().partition("/")
+            return AgreedLaunch(launch_id, agreed_run_id)
     return NOT_AGREED
 
 

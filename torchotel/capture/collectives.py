@@ -54,15 +54,15 @@ class OpenCollective:
         "_done_ns",
         "_group",
         "_issued_ns",
-        "_operation",
         "_sequence",
         "_size_bytes",
+        "operation",
         "reports_end",
         "start_ns",
     )
 
     def __init__(self, operation: str, group: GroupHooks, size_bytes: int, *, reports_end: bool) -> None:
-        self._operation, self._group, self._size_bytes, self.reports_end = operation, group, size_bytes, reports_end
+        self.operation, self._group, self._size_bytes, self.reports_end = operation, group, size_bytes, reports_end
         self._sequence = self._done_ns = 0
         self.start_ns = self._issued_ns = perf_counter_ns()
 
@@ -82,7 +82,7 @@ class OpenCollective:
         """Return it as a record."""
         group = self._group
         return Collective(
-            self._operation, group.name, group.ranks, self._size_bytes, self._sequence,
+            self.operation, group.name, group.ranks, self._size_bytes, self._sequence,
             self.start_ns, self._issued_ns, self._done_ns,
         )  # fmt: skip
 
@@ -102,7 +102,7 @@ class GroupHooks:
         self.name, self.ranks = name, int(group.size())
         self.listener: Collectives | None = None
         self._group = weakref.ref(group)
-        self._is_gloo = torch_internals.backend_of(group) == "gloo"
+        self.is_gloo = torch_internals.backend_of(group) == "gloo"
         self._open: dict[int, OpenCollective] = {}
         self.count = torch_internals.sequence_of(group) or 0
         """Collectives so far, without sends and receives; gloo's own number includes them on the two ranks."""
@@ -111,35 +111,36 @@ class GroupHooks:
     def _begins(self, arguments: Any) -> None:
         """Note a collective before it is issued; runs in the program's call, and never raises."""
         listener = self.listener
-        try:
-            operation = _NAMES[arguments.name.value]
-            is_send = operation in _SENDS
-            self.count += not is_send
-            if listener is not None:
-                tensors: Sequence[torch.Tensor] = arguments.input_tensors or arguments.output_tensors
-                reports_end = self._is_gloo and not is_send and (not tensors or tensors[0].is_cpu)
-                size_bytes = sum([tensor.nbytes for tensor in tensors])
-                if len(self._open) > MAX_COLLECTIVES:  # their calls raised
-                    self._open.clear()
-                self._open[arguments.op_id] = OpenCollective(operation, self, size_bytes, reports_end=reports_end)
-        except Exception:  # noqa: BLE001  # it would reach the program's collective
-            if listener is not None:
-                listener.guard.fault()
-
-    def _issued(self, arguments: Any) -> None:
-        """Note a collective after it was issued; runs in the program's call, and never raises."""
-        listener = self.listener
         if listener is None:
             return
         try:
+            operation = _NAMES[arguments.name.value]
+            tensors: Sequence[torch.Tensor] = arguments.input_tensors or arguments.output_tensors
+            reports_end = self.is_gloo and operation not in _SENDS and (not tensors or tensors[0].is_cpu)
+            size_bytes = sum([tensor.nbytes for tensor in tensors])
+            if len(self._open) > MAX_COLLECTIVES:  # their calls raised
+                self._open.clear()
+            self._open[arguments.op_id] = OpenCollective(operation, self, size_bytes, reports_end=reports_end)
+        except Exception:  # noqa: BLE001  # it would reach the program's collective
+            listener.guard.fault()
+
+    def _issued(self, arguments: Any) -> None:
+        """Note a collective after it was issued, which a wrong call is not; as `_begins`."""
+        listener = self.listener
+        try:
             collective = self._open.pop(arguments.op_id, None)
-            if collective is not None:
-                collective.issued(torch_internals.sequence_of(self._group()) or 0)
+            operation = _NAMES[arguments.name.value] if collective is None else collective.operation
+            is_send = operation in _SENDS
+            self.count += not is_send
+            if collective is not None and listener is not None:
+                number = self.count if self.is_gloo else torch_internals.sequence_of(self._group())
+                collective.issued(0 if is_send else number or 0)
                 listener.issued.append(collective)
                 if collective.reports_end and (work := arguments.work) is not None:
                     listener.ends.add(work, collective.done)
         except Exception:  # noqa: BLE001  # it would reach the program's collective
-            listener.guard.fault()
+            if listener is not None:
+                listener.guard.fault()
 
 
 _hooked: weakref.WeakKeyDictionary[Any, GroupHooks] = weakref.WeakKeyDictionary()
@@ -154,14 +155,14 @@ def _remove_hooks() -> None:
         hooks.remove()
 
 
-def count_of(group: Any) -> int | None:
+def collectives_run(group: Any) -> int | None:
     """Return how many collectives a process group has run, the same number on all of its ranks; None if unknown.
 
-    Without hooks this is the number of the backend, in which gloo includes sends and receives.
+    This is the number of the backend. Gloo includes sends and receives, so its collectives are counted by hooks.
     """
     sequence = torch_internals.sequence_of(group)
     hooks = _hooked.get(group)
-    return sequence if sequence is None or hooks is None else hooks.count
+    return hooks.count if sequence is not None and hooks is not None and hooks.is_gloo else sequence
 
 
 class Collectives:

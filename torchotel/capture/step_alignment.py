@@ -6,7 +6,7 @@ import weakref
 from collections.abc import Callable
 
 from torchotel._records import Alignment
-from torchotel.capture.collectives import count_of
+from torchotel.capture.collectives import collectives_run
 from torchotel.capture.torch_internals import default_group
 
 GROUP_BITS = 40
@@ -39,7 +39,7 @@ class StepAlignment:
             number: The number of the step on this rank.
         """
         group = default_group()
-        count = None if group is None else count_of(group)
+        count = None if group is None else collectives_run(group)
         if count is None:
             return None
         if self._group is None or self._group() is not group:

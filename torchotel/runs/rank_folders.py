@@ -1,7 +1,7 @@
 """Find the run folders of the ranks of a run: `record="run"` makes `run-rank0`, `run-rank1` and so on.
 
-If the rank is not known when a process begins to record, as with Lightning's own launcher, the folders are `run`,
-`run-2` and so on.
+If the rank is not known when a process begins to record, for example because Lightning starts the ranks, the folders
+are `run` and `run-2`.
 """
 
 import glob
@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 from torchotel import _semconv as names
 from torchotel.runs.reader import Run, RunError, holds_run, open_run, read_info
 
-_FOLDER = re.compile(r"(?P<name>.+?)(?P<rank>-rank\d+)?(-\d+)?")
-"""Name of a rank's folder; the last number is appended if a folder of another run or rank has the name."""
+_RANK_FOLDER = re.compile(r"(?P<name>.+)-rank(?P<rank>\d+)(-\d+)?")
+"""Name of a rank's folder; the last number is appended if a folder of an earlier run has the name."""
 
 
 _START_TIME = re.compile(r"\d{8}-\d{6}-")
@@ -25,6 +25,8 @@ class _Identity(NamedTuple):
     """Names a run on all of its ranks."""
 
     name: str
+    """What the program records to."""
+    launch: object
     run_id: object
     generation: object
     world_size: object
@@ -43,8 +45,8 @@ def open_ranks(folder: Path) -> Sequence[Run]:
         ranks = [path for path in folder.parent.glob("*-rank*") if _base(path.name) == folder.name and holds_run(path)]
         if ranks:
             return [open_run(path) for path in sibling_ranks(max(ranks, key=_last_change))]
-    found = _FOLDER.fullmatch(folder.resolve().name)
-    return [open_run(path) for path in ([folder] if found is None or found["rank"] else sibling_ranks(folder))]
+    is_of_rank = _RANK_FOLDER.fullmatch(folder.resolve().name)
+    return [open_run(path) for path in ([folder] if is_of_rank else sibling_ranks(folder))]
 
 
 def open_runs(folder: Path) -> Sequence[Run]:
@@ -61,18 +63,22 @@ def open_runs(folder: Path) -> Sequence[Run]:
 def sibling_ranks(folder: Path) -> Sequence[Path]:
     """Return the folders of all ranks of a run in the order of the ranks, if `folder` is one of them.
 
-    The ranks have the same name, except for the time at which `torchotel run` started each rank, and the same run id,
-    number of restarts and world size in `run.json`. A folder without such a description is returned alone.
+    The ranks record to the same name, except for the time at which `torchotel run` started each rank, and have the same
+    run id, launch, number of restarts and world size in `run.json`. A folder without such a description is returned
+    alone.
     """
+    if not folder.name or folder.name == "..":
+        folder = folder.resolve()
     identity = _identity(folder, _info(folder))
     if identity is None:
         return [folder]
     newest: dict[int, Path] = {}
-    for path in sorted(folder.parent.glob(f"*{glob.escape(identity.name)}*"), key=_last_change):
+    runs = filter(holds_run, folder.parent.glob(f"*{glob.escape(identity.name)}*"))
+    for path in [*sorted(runs, key=_last_change), folder]:
         info = _info(path)
         if _identity(path, info) == identity:
             newest[_rank(info)] = path
-    return [newest[rank] for rank in sorted(newest)] or [folder]
+    return [newest[rank] for rank in sorted(newest)]
 
 
 def run_name(runs: Sequence[Run]) -> str:
@@ -98,8 +104,8 @@ def host_of(run: Run) -> str:
 
 
 def _base(name: str) -> str:
-    """Return the name of a folder without its rank and the number of a further folder."""
-    found = _FOLDER.fullmatch(name)
+    """Return the name of a folder without its rank."""
+    found = _RANK_FOLDER.fullmatch(name)
     return found["name"] if found else name
 
 
@@ -112,8 +118,10 @@ def _info(folder: Path) -> Any:
 
 def _identity(folder: Path, info: Any) -> _Identity | None:
     resource = _resource(info)
+    record = (info.get("config") or {}).get("record")
+    name = Path(record).name if isinstance(record, str) else _base(folder.resolve().name)
     described = [resource.get(name) for name in (names.RUN_ID, names.RUN_GENERATION, names.WORLD_SIZE)]
-    identity = _Identity(_START_TIME.sub("", _base(folder.resolve().name), count=1), *described)
+    identity = _Identity(_START_TIME.sub("", name, count=1), info.get("launch"), *described)
     return identity if identity.run_id and identity.world_size != 1 else None
 
 

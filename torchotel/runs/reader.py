@@ -22,6 +22,7 @@ _MAX_INT = 2**63
 _TYPES: Mapping[str, type | Mapping[str, type]] = {
     "torchotel.version": str,
     "run_id": str,
+    "launch": str,
     "service_name": str,
     "started_unix_nano": str,
     "finished": bool,

@@ -24,7 +24,7 @@ SINGLE = Identity(rank=0, local_rank=0, world_size=1, run_id="", generation=0)
 
 def shared_digest(identity: Identity, what: str) -> bytes:
     """Return 32 bytes that are the same on all ranks, and in no other launch, for what they name."""
-    parts = identity.run_id, str(identity.generation), identity.launch, what
+    parts = identity.launch or identity.run_id, str(identity.generation), what
     return hashlib.sha256("/".join(parts).encode("utf-8", "replace")).digest()
 
 
@@ -44,16 +44,18 @@ class SharedTraces:
 
     def trace_id(self, alignment: Alignment | None) -> int | None:
         """Return the id of the trace of a step; None if the step has its own trace."""
-        if alignment is None:
+        identity = self._find_identity()
+        if alignment is None or not identity.launch:
             return None
         collectives, steps = alignment
-        return int.from_bytes(shared_digest(self._find_identity(), f"{collectives}/{steps}")[:16]) or 1
+        return int.from_bytes(shared_digest(identity, f"{collectives}/{steps}")[:16]) or 1
 
     def root_template(self, kind: str, alignment: Alignment | None) -> SpanTemplate:
         """Return the template of the root of a kind of record."""
-        if alignment is None:
+        identity = self._find_identity()
+        if alignment is None or not identity.launch:
             return ROOT_TEMPLATES[kind]
-        name = f"{names.STEP_OF_RANK}{self._find_identity().rank}"
+        name = f"{names.STEP_OF_RANK}{identity.rank}"
         if self._template.name != name:
             self._template = SpanTemplate(name, {})
         return self._template

@@ -211,7 +211,7 @@ class CompanionProcess:
         record = self._unsent_steps.open_record(stall.phases, stall.seen_ns, error)
         where = stall.phases[-1].kind
         if record is not None:  # else a second companion does not know the number of the step
-            self._backend.append(replace(record, kind="stall"))
+            self._backend.append(replace(record, kind="stall", alignment=None))  # in its own trace: the step may go on
             where = f"{record.phases[-1].kind} of {record.kind} {record.number}"
         _logger.warning(STALL, where, stall.quiet_s, stall.stack if self._with_place else NO_STACK)
 
