@@ -71,6 +71,8 @@ def test_finds_ranks_whose_folders_have_no_rank(tmp_path: Path) -> None:
     (tmp_path / ".#lr-1.yaml").symlink_to("nowhere")  # the lock of an editor
     for ranks in runs:
         assert [[run.folder for run in open_ranks(rank)] for rank in ranks] == [ranks, ranks]
+    renamed = [rank.rename(tmp_path / f"best-rank{number}") for number, rank in enumerate(runs[0])]
+    assert [run.folder for run in open_ranks(tmp_path / "best")] == renamed
 
 
 def test_finds_ranks_that_started_at_different_times(tmp_path: Path) -> None:

@@ -242,13 +242,9 @@ def _reason(run: Run, last: _LastRecords, *, has_reading: bool) -> str:
     """Return why a rank has fewer than two readings since its last step or evaluation ended."""
     error = run.info.get("error") or {}
     if "type" in error:
-        is_unknown = error["type"] == PROCESS_ENDED_TYPE
-        ended = (
-            "without a shutdown, as after SIGKILL"
-            if is_unknown
-            else f"with {error['type']}: {error.get('message', '')}"
-        )
-        return f"its run ended {ended}".removesuffix(": ")
+        how = f"with {error['type']}: {error.get('message', '')}".removesuffix(": ")
+        how = "without a shutdown, as after SIGKILL" if error["type"] == PROCESS_ENDED_TYPE else how
+        return f"its run ended {how}"
     if last.failed is not None:
         text = f"its {last.failed.kind} {last.failed.number} ended with {last.failed.error_type}"
         return f"{text}: {last.failed.error_message or ''}".removesuffix(": ")

@@ -4,7 +4,6 @@ If the rank is not known when a process begins to record, for example because Li
 are `run` and `run-2`.
 """
 
-import glob
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -73,7 +72,8 @@ def sibling_ranks(folder: Path) -> Sequence[Path]:
     if identity is None:
         return [folder]
     newest: dict[int, Path] = {}
-    runs = filter(holds_run, folder.parent.glob(f"*{glob.escape(identity.name)}*"))
+    parts = identity.name, _base(folder.name)  # a folder may have been renamed
+    runs = [path for path in folder.parent.iterdir() if any(part in path.name for part in parts) and holds_run(path)]
     for path in [*sorted(runs, key=_last_change), folder]:
         info = _info(path)
         if _identity(path, info) == identity:

@@ -20,7 +20,7 @@ MAX_PHASES: Final = 64
 MAX_READABLE: Final = MAX_PHASES - 1
 """Phases that are read: the process may have been killed while it replaced the oldest one."""
 _WORDS: Final = 5
-"""Words of 8 bytes for one phase: kind, start, end, and the alignment of its step."""
+"""Words of 8 bytes for one phase: kind, start, end, and the alignment of its step; the first of its numbers plus 1."""
 _THREAD, _BEGUN, _FIRST, _COUNTS, _RATIO, _SIGNAL, _PHASES = 0, 1, 2, 3, 6, 7, 8
 """Where the thread's id, the counter of phases, the number of the first phase of this companion, the counts of capture,
 the bits of a share of time, the signal for stacks, and the phases are."""
@@ -109,15 +109,13 @@ class PhaseWriter:
             alignment: The alignment of its step.
         """
         page, number = self._page, self._begun
+        collectives, steps = (0, 0) if alignment is None else (alignment[0] + 1, alignment[1])
         at = _PHASES + number % MAX_PHASES * _WORDS
         try:
             page[at] = _CODES[kind] if grad else _CODES[kind] | _WITHOUT_GRAD
             page[at + 1] = now_ns
             page[at + 2] = 0
-            if alignment is None:
-                page[at + 3] = 0
-            else:
-                page[at + 3], page[at + 4] = alignment[0] + 1, alignment[1]
+            page[at + 3], page[at + 4] = collectives, steps
             page[_BEGUN] = self._begun = number + 1  # last: the process may be killed between two stores
         except ValueError:  # released: torchotel is shut down
             return

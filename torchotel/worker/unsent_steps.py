@@ -169,7 +169,7 @@ def _evaluates(group: Sequence[PagePhase]) -> bool:
 def _phases(group: Sequence[PagePhase], now_ns: int, error: Error | None) -> list[Phase]:
     """Return the phases as in a record: one forward reaches from the first root call to the backward."""
     phases: list[Phase] = []
-    for kind, start_ns, end_ns, _, _ in group:
+    for kind, start_ns, end_ns, *_ in group:
         phase = Phase(kind, start_ns, end_ns)
         if not end_ns:
             phase = Phase(kind, start_ns, now_ns, error, estimated="end")
