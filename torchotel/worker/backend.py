@@ -472,7 +472,7 @@ class ThreadBackend(Backend):
             {
                 "torchotel.version": package_version(),
                 "run_id": self._resource.identity.run_id,
-                "launch": self._resource.identity.launch,
+                **({"launch": launch} if (launch := self._resource.identity.launch) else {}),
                 "service_name": self._resource["service.name"],
                 "config": self._config.public(),
                 "resource": self._resource,
