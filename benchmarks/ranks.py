@@ -26,8 +26,6 @@ RANKS = 2
 DEFAULT, DETAIL = "torchotel, default settings", 'torchotel, `detail="all"`'
 STEP, COLLECTIVE = "ratio", "CPU µs per collective"
 SETTINGS = {DEFAULT: "auto", DETAIL: "all"}
-STEPS = 40
-"""Steps of a block; each takes some 30 ms."""
 COLLECTIVES = 300
 
 
@@ -52,6 +50,8 @@ def _measure(conditions: Conditions) -> Table:
                 conditions.sink.endpoint,
                 "--rounds",
                 str(conditions.rounds(12)),
+                "--steps",
+                "4" if conditions.quick else "40",
                 "--detail",
                 detail,
             ]
@@ -68,9 +68,9 @@ def _measure(conditions: Conditions) -> Table:
 
 
 def _rank(
-    rank: int, store: str, endpoint: str, rounds: int, detail: str
+    rank: int, store: str, endpoint: str, rounds: int, steps: int, detail: str
 ) -> tuple[list[tuple[float, float]], list[float]]:
-    """Run one rank; return pairs of times with and without torchotel, and the CPU µs of each collective."""
+    """Run one rank; return pairs of times of blocks with and without torchotel, and the CPU µs of each collective."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=RANKS)
     workload = workloads.make("transformer", wrap=DistributedDataParallel)
@@ -80,11 +80,11 @@ def _rank(
     pairs: list[tuple[float, float]] = []
     costs_us: list[float] = []
     for _ in range(rounds):
-        without_ns = _time_ns(workload.step)
+        without_ns = _time_ns(workload.step, steps)
         without_cpu_ns = _reduce_cpu_ns()
         session.resume()
         workload.step()  # the groups have hooks from now on
-        pairs.append((_time_ns(workload.step), without_ns))
+        pairs.append((_time_ns(workload.step, steps), without_ns))
         costs_us.append((_reduce_cpu_ns() - without_cpu_ns) / COLLECTIVES / 1e3)
         session.pause()
     session.stop(10.0)
@@ -92,10 +92,10 @@ def _rank(
     return pairs, costs_us
 
 
-def _time_ns(step: Callable[[], None]) -> int:
+def _time_ns(step: Callable[[], None], steps: int) -> int:
     dist.barrier()
     start_ns = perf_counter_ns()
-    for _ in range(STEPS):
+    for _ in range(steps):
         step()
     return perf_counter_ns() - start_ns
 
@@ -111,6 +111,7 @@ def _reduce_cpu_ns() -> int:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
-    for option, kind in {"rank": int, "store": str, "endpoint": str, "rounds": int, "detail": str}.items():
+    kinds = {"rank": int, "store": str, "endpoint": str, "rounds": int, "steps": int, "detail": str}
+    for option, kind in kinds.items():
         parser.add_argument(f"--{option}", type=kind, required=True)
     print(json.dumps(_rank(**vars(parser.parse_args()))))
