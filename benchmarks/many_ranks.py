@@ -46,8 +46,6 @@ from torchotel.tracing.shared_trace import SharedTraces
 from torchotel.tracing.span_templates import Templates
 from torchotel.tracing.trace_builder import TraceBuilder
 
-MAX_SPANS = 2000
-"""The default of `max_spans`."""
 CLIENTS = 4
 """Threads that send, each for its share of the ranks."""
 SCRAPES = 3
@@ -86,7 +84,7 @@ class Rank:
         described["service.instance.id"] = f"rank-{number}"
         self._envelope = Envelope(ProcessResource(described, lambda: identity), package_version())
         self._ids, yielder = IdGenerator(), GilYielder()
-        self._builder = TraceBuilder(Templates(), MAX_SPANS, yielder, self.shared)
+        self._builder = TraceBuilder(Templates(), Config().max_spans, yielder, self.shared)
         self._trees, self._encoder = CallTreeBuilder(yielder), SpanEncoder()
 
     def request(self, step: StepRecord) -> tuple[bytes, int]:

@@ -33,7 +33,7 @@ PEER = """
 import os
 
 def with_a_peer(collectives):
-    '''Make a group with a second rank, which takes part in its collectives after it is told to go on.'''
+    '''Make a group of two ranks. The second rank calls its collectives when `go_on` is called.'''
     told, tell = os.pipe()
     peer_has_ended, peer_runs = os.pipe()
     pid = os.fork()

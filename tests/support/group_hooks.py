@@ -4,5 +4,7 @@ import pytest
 
 from torchotel.capture.torch_internals import GROUPS_HAVE_HOOKS
 
-# torchotel supports torch from 2.9 on. Before 2.14 it records no collectives, and it cannot see sends and receives.
-needs_group_hooks = pytest.mark.skipif(not GROUPS_HAVE_HOOKS, reason="process groups have hooks from torch 2.14 on")
+needs_group_hooks = pytest.mark.skipif(
+    not GROUPS_HAVE_HOOKS,
+    reason="process groups have hooks from torch 2.14 on",  # torchotel supports torch from 2.9 on, without collectives
+)

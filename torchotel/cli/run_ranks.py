@@ -47,7 +47,7 @@ def run_ranks(ranks: str, program: Program, arguments: argparse.Namespace, recor
         words = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
         words += ["-m", "torchotel", "run", "--quiet", *_as_words(arguments), f"--record={record}"]
         words += [f"--note-folder-in={notes}", *(["-m"] if program.module else [])]
-        process = subprocess.Popen([*words, program.target, *program.arguments])  # noqa: S603  # the user's program
+        process = subprocess.Popen([*words, program.target, *program.arguments])  # noqa: S603  # no shell; the user typed them
 
         def pass_on(number: int, _: FrameType | None) -> None:
             process.send_signal(number)
