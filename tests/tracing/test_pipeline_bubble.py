@@ -5,8 +5,7 @@ from support.call_signatures import call_signature
 
 from torchotel._records import CallNote, ModuleCall, Phase, StepRecord
 from torchotel._utils.gil import GilYielder
-from torchotel.tracing.call_tree import CallTree
-from torchotel.tracing.diagnostics import bubble_ratio
+from torchotel.tracing.call_tree import CallTree, bubble_ratio
 
 
 def _ratio(calls: list[ModuleCall], *backwards: tuple[int, int]) -> float | None:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import atexit
+import threading
 import weakref
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from datetime import timedelta
+from queue import SimpleQueue
 from time import perf_counter_ns
 from typing import Any
 
@@ -15,13 +18,17 @@ import torch
 from torchotel._records import Collective
 from torchotel._utils.faults import Guard
 from torchotel.capture import torch_internals
-from torchotel.capture.collective_ends import CollectiveEnds
 
 MAX_COLLECTIVES = 1 << 14
 """Collectives that wait for the end of their segment; of more, the oldest are left out of the trace and the metrics."""
 MAX_GROUPS = 64
 """Groups with names of their own; a program that makes ever new groups has any number of them."""
 OTHER_GROUPS = "other"
+END_WAIT = timedelta(seconds=0.05)
+"""Longest wait before the thread looks whether it shall end."""
+ENDS_JOIN_S = 1.0
+MAX_ENDS = 1024
+"""Collectives that wait for their turn; the ends of more are not stamped."""
 
 _OPERATIONS = {
     "ALLREDUCE": "all_reduce",
@@ -85,6 +92,54 @@ class OpenCollective:
             self.operation, group.name, group.ranks, self._size_bytes, self._sequence,
             self.start_ns, self._issued_ns, self._done_ns,
         )  # fmt: skip
+
+
+class CollectiveEnds:
+    """Wait for collectives one after the other, and stamp their ends.
+
+    A callback of the future would run on a thread of gloo. While the program holds the GIL, that thread could run no
+    other collective, and other ranks would wait for it; and at the end of the process it would call into an interpreter
+    that is gone. A work is kept until it is done, as its backend keeps it.
+    """
+
+    def __init__(self) -> None:
+        self._works: SimpleQueue[tuple[Any, Callable[[], None]] | None] = SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._has_ended = False
+
+    def add(self, work: Any, done: Callable[[], None]) -> None:
+        """Call a function when a collective is done; may start the thread.
+
+        Args:
+            work: The work of the collective. A send or a receive may be waited for only once, by the program.
+            done: Called on the thread.
+        """
+        if self._thread is None and not self._has_ended:
+            self._thread = threading.Thread(target=self._run, name="torchotel-collectives", daemon=True)
+            self._thread.start()
+        if self._works.qsize() < MAX_ENDS:
+            self._works.put((work, done))
+
+    def stop(self) -> None:
+        """End the thread."""
+        self._has_ended = True
+        thread, self._thread = self._thread, None
+        if thread is not None:
+            self._works.put(None)
+            thread.join(ENDS_JOIN_S)
+
+    def _run(self) -> None:
+        while (entry := self._works.get()) is not None and not self._has_ended:
+            work, done = entry
+            while not self._has_ended:
+                try:
+                    work.wait(END_WAIT)
+                except RuntimeError:  # it takes longer, or has failed, which the program's own wait raises
+                    if not work.is_completed():
+                        continue
+                done()
+                break
+            del entry, work, done  # it has tensors
 
 
 class GroupHooks:
@@ -175,7 +230,7 @@ class Collectives:
         self.ends = CollectiveEnds()
         self._is_installed = False
         self._seen: tuple[object, int] = None, 0
-        """The default group, which is the first, and the number of groups made so far, at the last look."""
+        """What `groups_made` returned at the last look."""
         self._names: set[str] = set()
 
     def install(self) -> None:
@@ -198,11 +253,10 @@ class Collectives:
         """
         if not self._is_installed:
             return
-        groups = torch_internals.process_groups()
-        seen = weakref.ref(groups[0]) if groups else None, torch_internals.groups_made()
+        seen = torch_internals.groups_made()
         if seen != self._seen:
             self._seen = seen
-            for group in groups:
+            for group in torch_internals.process_groups():
                 if group not in _hooked:
                     _hooked[group] = GroupHooks(group, self._name(group))
                 _hooked[group].listener = self

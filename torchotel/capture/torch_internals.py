@@ -742,9 +742,11 @@ HOOKED_OPERATIONS: Mapping[int, str] = {
 """The names of the operations that hooks see, by their number."""
 
 
-def groups_made() -> int:
-    """Return how many process groups were made since the default group; 0 if there is none."""
-    return int(getattr(getattr(_distributed(), "_world", None), "group_count", 0))
+def groups_made() -> tuple[weakref.ref[Any] | None, int]:
+    """Return the default process group, weakly, and how many groups were made since: both change with new groups."""
+    world = getattr(_distributed(), "_world", None)
+    default = getattr(world, "default_pg", None)
+    return None if default is None else weakref.ref(default), int(getattr(world, "group_count", 0))
 
 
 def process_groups() -> list[Any]:

@@ -9,7 +9,7 @@ from itertools import groupby
 from operator import attrgetter, itemgetter
 from typing import TypeAlias
 
-from torchotel._records import DeviceTimes, Error, ModuleCall, NodeTimestamp, Phase, Slots, StepRecord
+from torchotel._records import DeviceTimes, Error, ModuleCall, NodeTimestamp, Phase, Slots, StepRecord, uncovered_ns
 from torchotel._utils.gil import GilYielder
 
 MAX_EARLIER_STEPS = 4
@@ -394,3 +394,22 @@ def _device_bounds(call: ModuleCall, task: GraphTask, inner: Sequence[Bounds]) -
     ends = [end_ns for end_ns in (own[1], *(bounds[1] for bounds in inner)) if end_ns is not None]
     # If nodes ran on several streams, one node may end before another begins.
     return (min(starts), max(ends)) if starts and ends and min(starts) <= max(ends) else None
+
+
+def bubble_ratio(record: StepRecord, tree: CallTree, yielder: GilYielder) -> float | None:
+    """Return the share of a schedule's time without a forward or a backward of this rank; None without a schedule.
+
+    The schedule lasts from the first forward of a stage to the end of the last backward. On a device other than the
+    CPU the calls return before the device has run them, so the share is not known.
+    """
+    own = yielder(range(tree.first_own, len(tree.calls)))
+    forwards = [tree.calls[index] for index in own if tree.parents[index] < 0]
+    stages = [call for call in forwards if call.note is not None and call.note.microbatch is not None]
+    if not stages or any(call.signature.device not in {None, "cpu"} for call in stages):
+        return None
+    start_ns = min(call.start_ns for call in stages)
+    busy = [(call.start_ns, call.end_ns) for call in forwards]
+    busy += [(phase.start_ns, phase.end_ns) for phase in record.phases if phase.kind == "backward"]
+    busy = [(begun_ns, ended_ns) for begun_ns, ended_ns in busy if begun_ns >= start_ns]
+    length_ns = max(ended_ns for _, ended_ns in busy) - start_ns
+    return 1 - sum(uncovered_ns(sorted(busy))) / length_ns if length_ns else 0.0

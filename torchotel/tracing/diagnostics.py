@@ -1,4 +1,4 @@
-"""Find calls that were not recorded, values that are not finite, and the bubble of a pipeline schedule."""
+"""Find calls that were not recorded, and values that are not finite."""
 
 from __future__ import annotations
 
@@ -6,9 +6,8 @@ from collections.abc import Callable
 from math import isfinite
 
 from torchotel._limits import MAX_NONFINITE_NAMES
-from torchotel._records import ModuleInfo, StepRecord, uncovered_ns
+from torchotel._records import ModuleInfo, StepRecord
 from torchotel._utils.faults import Warn
-from torchotel._utils.gil import GilYielder
 from torchotel.tracing.call_tree import CallTree
 
 MIN_STEPS_WITHOUT_FORWARD = 3
@@ -111,22 +110,3 @@ def _ends(tree: CallTree) -> dict[ModuleInfo, int]:
         module = tree.calls[backward.call].signature.module
         ends[module] = min(backward.end_ns, ends.get(module, backward.end_ns))
     return ends
-
-
-def bubble_ratio(record: StepRecord, tree: CallTree, yielder: GilYielder) -> float | None:
-    """Return the share of a schedule's time without a forward or a backward of this rank; None without a schedule.
-
-    The schedule lasts from the first forward of a stage to the end of the last backward. On a device other than the
-    CPU the calls return before the device has run them, so the share is not known.
-    """
-    own = yielder(range(tree.first_own, len(tree.calls)))
-    forwards = [tree.calls[index] for index in own if tree.parents[index] < 0]
-    stages = [call for call in forwards if call.note is not None and call.note.microbatch is not None]
-    if not stages or any(call.signature.device not in {None, "cpu"} for call in stages):
-        return None
-    start_ns = min(call.start_ns for call in stages)
-    busy = [(call.start_ns, call.end_ns) for call in forwards]
-    busy += [(phase.start_ns, phase.end_ns) for phase in record.phases if phase.kind == "backward"]
-    busy = [(begun_ns, ended_ns) for begun_ns, ended_ns in busy if begun_ns >= start_ns]
-    length_ns = max(ended_ns for _, ended_ns in busy) - start_ns
-    return 1 - sum(uncovered_ns(sorted(busy))) / length_ns if length_ns else 0.0

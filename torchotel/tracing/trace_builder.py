@@ -22,9 +22,8 @@ from torchotel._records import (
 )
 from torchotel._utils.gil import GilYielder
 from torchotel._utils.text import shortened
-from torchotel.tracing.call_tree import CallTree
+from torchotel.tracing.call_tree import CallTree, bubble_ratio
 from torchotel.tracing.collective_spans import CollectiveSpans
-from torchotel.tracing.diagnostics import bubble_ratio
 from torchotel.tracing.ids import random_span_id
 from torchotel.tracing.layout import Node, TraceSpanBudget, fold, lay_out
 from torchotel.tracing.shared_trace import SharedTraces

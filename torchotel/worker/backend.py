@@ -37,7 +37,7 @@ from torchotel.worker.collective_watch import CollectiveWatch
 from torchotel.worker.pipeline import Pipeline
 from torchotel.worker.stats import CaptureStats, Stats, WorkerState
 from torchotel.worker.thread import Worker
-from torchotel.worker.unsent_file import encode_unsent, finish_runs, has_unsent
+from torchotel.worker.unsent_file import encode_unsent, start_finishing
 
 if TYPE_CHECKING:
     from torchotel.exporters.prometheus.server import Listener
@@ -424,20 +424,10 @@ class ThreadBackend(Backend):
 
     def _finish_earlier_runs(self) -> None:
         """Export the last steps that earlier runs of this name left, on a thread of its own."""
-        if self._run_file is None or self._config.record is None:
-            return
-        wanted = own_folder(self._config.record, self._resource.identity)
-        folders = [folder for folder in earlier_folders(wanted, self._run_file.folder) if has_unsent(folder)]
-        transport = make_trace_transport(self._config) if folders else None
-        if transport is not None:
-            run = self.guard.guarded(finish_runs)
-            finisher = threading.Thread(target=run, args=(folders, transport), name="torchotel-unfinished", daemon=True)
-            try:
-                finisher.start()
-            except RuntimeError:  # no thread can be started: the next run sends them
-                transport.close()
-            else:
-                self._finisher = finisher
+        if self._run_file is not None and self._config.record is not None:
+            wanted = own_folder(self._config.record, self._resource.identity)
+            earlier = earlier_folders(wanted, self._run_file.folder)
+            self._finisher = start_finishing(earlier, lambda: make_trace_transport(self._config), self.guard)
 
     def _outcomes(self) -> dict[str, int]:
         """Count spans by outcome, as `torchotel.spans`; those that the buffer dropped are in `dropped_queue`."""

@@ -15,11 +15,12 @@ import os
 import queue
 import stat
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 from torchotel._records import StepRecord
+from torchotel._utils.faults import Guard
 from torchotel._utils.gil import GilYielder
 from torchotel.exporters.otlp.json_encoder import JsonEncoder
 from torchotel.exporters.otlp.json_to_protobuf import FOREIGN
@@ -154,9 +155,28 @@ def encode_unsent(
     return to_json(line)
 
 
-def has_unsent(folder: Path) -> bool:
-    """Return whether a folder has the file of steps without a record, whose run may still live."""
-    return (folder / UNSENT_NAME).is_file()
+def start_finishing(
+    earlier: Iterable[Path], make_transport: Callable[[], Transport | None], guard: Guard
+) -> threading.Thread | None:
+    """Finish earlier runs that have steps without a record, on a thread; None: there are none, or nothing can be sent.
+
+    Args:
+        earlier: The folders of earlier runs, some of which may still live.
+        make_transport: Returns the transport of traces; None: traces are not sent.
+        guard: Counts internal errors.
+    """
+    folders = [folder for folder in earlier if (folder / UNSENT_NAME).is_file()]
+    transport = make_transport() if folders else None
+    if transport is None:
+        return None
+    run = guard.guarded(finish_runs)
+    thread = threading.Thread(target=run, args=(folders, transport), name="torchotel-unfinished", daemon=True)
+    try:
+        thread.start()
+    except RuntimeError:  # no thread can be started: the next run sends them
+        transport.close()
+        return None
+    return thread
 
 
 def finish_runs(folders: Iterable[Path], transport: Transport) -> None:
