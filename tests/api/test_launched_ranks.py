@@ -66,11 +66,15 @@ def folder(tmp_path: Path) -> Path:
 def _recorded(folder: Path) -> dict[str, tuple[Any, ...]]:
     """Return rank, local rank, world size and steps of each run by the name of its folder."""
     found = {}
-    for path in sorted(folder.glob("run*")):
+    for path in _folders(folder):
         resource = _resource(path)
         of = (resource.get(f"torch.{name}") for name in ("rank", "local_rank", "world_size"))
         found[path.name] = (*of, len(list(open_run(path).records())))
     return found
+
+
+def _folders(folder: Path) -> list[Path]:
+    return sorted(file.parent for file in folder.rglob("metrics.jsonl"))
 
 
 def _resource(path: Path) -> Mapping[str, Any]:
@@ -85,7 +89,7 @@ def _resource(path: Path) -> Mapping[str, Any]:
 
 
 def _run_ids(folder: Path) -> list[str]:
-    return [str(_resource(path)["torch.run.id"]) for path in sorted(folder.glob("run*"))]
+    return [str(_resource(path)["torch.run.id"]) for path in _folders(folder)]
 
 
 def _at_once(folder: Path, *launched: tuple[list[str], dict[str, str]]) -> list[str]:
@@ -109,7 +113,7 @@ def test_torchrun(folder: Path) -> None:
     words = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "torchrun.py"]
     done = commands.python(*words, cwd=folder, OMP_NUM_THREADS="1", **commands.SILENT)
     assert done.returncode == 0, done.stderr
-    assert _recorded(folder) == {"run-rank0": (0, 0, 2, 2), "run-rank1": (1, 1, 2, 2)}
+    assert _recorded(folder) == {"rank0": (0, 0, 2, 2), "rank1": (1, 1, 2, 2)}
     first, second = _run_ids(folder)
     assert first == second
 
@@ -118,7 +122,7 @@ def test_tasks_of_a_step_of_slurm(folder: Path) -> None:
     """They have no process group here: by the variables alone."""
     step = {"SLURM_NTASKS": "2", "SLURM_JOB_ID": "77", "SLURM_STEP_ID": "3"}
     _at_once(folder, *((["alone.py"], {**step, "SLURM_PROCID": rank, "SLURM_LOCALID": rank}) for rank in "01"))
-    assert _recorded(folder) == {"run-rank0": (0, 0, 2, 2), "run-rank1": (1, 1, 2, 2)}
+    assert _recorded(folder) == {"rank0": (0, 0, 2, 2), "rank1": (1, 1, 2, 2)}
     assert _run_ids(folder) == ["77.3", "77.3"]
 
 
@@ -142,7 +146,7 @@ def test_a_launcher_that_passes_the_rank_as_an_argument(folder: Path) -> None:
 def test_ranks_that_multiprocessing_spawns(folder: Path) -> None:
     done = commands.forked_python("spawn.py", str(folder), cwd=folder, **commands.SILENT)
     assert done.returncode == 0, done.stderr
-    assert _recorded(folder) == {"run-rank0": (0, 0, 2, 2), "run-rank1": (1, 1, 2, 2)}
+    assert _recorded(folder) == {"rank0": (0, 0, 2, 2), "rank1": (1, 1, 2, 2)}
     first, second = _run_ids(folder)
     assert first == second
 
@@ -156,7 +160,7 @@ def test_an_exception_in_a_rank_that_multiprocessing_spawns(folder: Path) -> Non
     )
     done = commands.forked_python("spawn.py", str(folder), cwd=folder, **commands.SILENT)
     assert done.returncode == 1
-    errors = [open_run(path).info["error"] for path in folder.glob("run-rank*")]
+    errors = [open_run(path).info["error"] for path in folder.glob("run/rank*")]
     assert ("ZeroDivisionError", "division by zero") in [(error["type"], error["message"]) for error in errors]
 
 

@@ -156,8 +156,8 @@ def test_programs_that_run_alone_share_no_run_id() -> None:
 
 def test_each_rank_has_its_folder() -> None:
     assert own_folder(Path("runs/one"), identify({})) == Path("runs/one")
-    assert own_folder(Path("runs/one"), identify(TORCHRUN)) == Path("runs/one-rank9")
-    assert own_folder(Path("runs/one"), identify(POD)) == Path("runs/one-rank3")
+    assert own_folder(Path("runs/one"), identify(TORCHRUN)) == Path("runs/one/rank9")
+    assert own_folder(Path("runs/one"), identify(POD)) == Path("runs/one/rank3")
 
 
 def test_ranks_agree_on_a_launch_and_a_run() -> None:

@@ -47,7 +47,7 @@ def trained(folder: Path, way: str, ranks: int = 2, **variables: str) -> list[Ra
     folder.mkdir(exist_ok=True)
     errors = run_ranks(str(PROGRAM), way, ranks=ranks, cwd=folder, **{**commands.SILENT, **variables})
     assert "internal error" not in errors
-    return [Rank(folder / f"run-rank{rank}") for rank in range(ranks)]
+    return [Rank(folder / "run" / f"rank{rank}") for rank in range(ranks)]
 
 
 def assert_steps_share_traces(ranks: list[Rank]) -> None:
@@ -66,7 +66,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def ranks_in(folder: Path) -> list[Rank]:
-    return [Rank(path) for path in sorted(folder.glob("run-rank?"))]
+    return [Rank(path) for path in sorted(folder.glob("run/rank?"))]
 
 
 def test_a_rank_that_evaluates_more(folder: Path) -> None:
@@ -158,10 +158,10 @@ def test_a_restart(tmp_path: Path) -> None:
     words = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--max-restarts=1"]
     done = commands.python(*words, str(PROGRAM), "restart", cwd=tmp_path, OMP_NUM_THREADS="1", **commands.SILENT)
     assert done.returncode == 0, done.stderr
-    ranks = [Rank(tmp_path / f"run-rank{rank}") for rank in range(2)]
+    ranks = [Rank(tmp_path / "run" / f"rank{rank}") for rank in range(2)]
     assert len(ranks[1].traces) == 9
     assert ranks[1].traces.items() <= ranks[0].traces.items()
-    again = [Rank(folder) for folder in sorted(tmp_path.glob("run-rank?-2"))]
+    again = [Rank(folder) for folder in sorted(tmp_path.glob("run/rank?-2"))]
     identities = [(rank.info["run_id"], rank.info["resource"]["torch.run.generation"]) for rank in [*ranks, *again]]
     run_id = identities[0][0]
     assert identities == [(run_id, 0)] * 2 + [(run_id, 1)] * 2

@@ -247,7 +247,7 @@ def test_only_the_first_rank_sends_the_run(monkeypatch: pytest.MonkeyPatch, tmp_
     assert {root.name for root in run.roots} == {"torch.step"}
     (link,) = run.steps[0].children[0].span.links
     assert link.flags & 0x200, "the span is another process's"
-    assert (tmp_path / "run-rank1" / "run.json").exists()
+    assert (tmp_path / "run" / "rank1" / "run.json").exists()
 
 
 def test_a_shutdown_that_has_no_time() -> None:

@@ -204,9 +204,9 @@ def test_instruments_the_ranks_of_torchrun_and_not_the_launcher(folder: Path) ->
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout == "trained []\n" * 2
-    assert sorted(path.name for path in folder.glob("run*")) == ["run-rank0", "run-rank1"]
+    assert sorted(path.name for path in folder.glob("run/*")) == ["rank0", "rank1"]
     for rank in (0, 1):
-        assert len(list(open_run(folder / f"run-rank{rank}").records())) == 3
+        assert len(list(open_run(folder / "run" / f"rank{rank}").records())) == 3
 
 
 SPAWNS = """

@@ -110,7 +110,7 @@ def test_the_rank_that_is_late_is_named_with_its_stack(
         stack = shown.partition("Rank 1 (host ")[2]
         assert f"\n  MainThread\n    {line_of('time.sleep(0.05)')} in wait_for_the_end\n" in stack
         assert f"\n    {line_of('        wait_for_the_end()')} in one_is_late\n" in stack
-        assert main(["hang", str(tmp_path / "run-rank0"), str(tmp_path / "run-rank1")]) == 1
+        assert main(["hang", str(tmp_path / "run" / "rank0"), str(tmp_path / "run" / "rank1")]) == 1
         assert [running.collectives(rank, "enqueued") for rank in (0, 1)] == [BEFORE + 1, BEFORE]
         assert [running.collectives(rank, "completed") for rank in (0, 1)] == [BEFORE, BEFORE]
         running.go_on()
@@ -124,7 +124,7 @@ def test_a_stall_is_not_in_the_trace_of_the_step(tmp_path: Path) -> None:
     with ranks(tmp_path, "one is late in a phase") as running:
         running.until_read(0, 1)
         running.go_on()
-    runs = [open_run(tmp_path / f"run-rank{rank}") for rank in (0, 1)]
+    runs = [open_run(tmp_path / "run" / f"rank{rank}") for rank in (0, 1)]
     traces = [{span.name: span.trace_id for span in run.spans() if not span.parent_id} for run in runs]
     assert [set(names) for names in traces] == [
         {"torch.run", "torch.step rank 0", "torch.stall"},
@@ -138,7 +138,7 @@ def test_a_stall_is_not_in_the_trace_of_the_step(tmp_path: Path) -> None:
 def test_different_operations_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with ranks(tmp_path, "operations differ") as running:
         running.until_read(0, 1)
-        assert main(["hang", str(tmp_path / "run-rank1")]) == 1
+        assert main(["hang", str(tmp_path / "run" / "rank1")]) == 1
     shown = capsys.readouterr().out
     differ = f"collective {BEFORE + 1} of group {GROUP} differ: rank 0 all_reduce, rank 1 broadcast.\n"
     assert f"The operations of {differ}" in shown

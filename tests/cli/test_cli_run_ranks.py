@@ -32,12 +32,12 @@ def test_the_ranks_are_recorded_as_one_run(folder: Path) -> None:
         "rank 0 ['once', '--more']",
         "rank 1 ['once', '--more']",
     ]
-    (name,) = {path.name.removesuffix("-rank0") for path in (folder / "torchotel-runs").glob("*-rank0")}
-    runs = open_ranks(folder / "torchotel-runs" / name)
+    (recorded,) = (folder / "torchotel-runs").iterdir()
+    runs = open_ranks(recorded)
     assert [run.info["resource"]["torch.rank"] for run in runs] == [0, 1]
     assert [(run.info["config"]["detail"], run.info["config"]["shapes"]) for run in runs] == [(2, False)] * 2
     assert done.stdout.count("no rank is named as slow") == 1
-    assert f"torchotel summary torchotel-runs/{name} " in done.stdout
+    assert f"torchotel summary torchotel-runs/{recorded.name} " in done.stdout
 
 
 def test_a_rank_that_fails(folder: Path) -> None:
@@ -45,7 +45,7 @@ def test_a_rank_that_fails(folder: Path) -> None:
     done = run(folder, "--record=mine", "train.py", "fail")
     assert done.returncode == 1
     assert "exitcode  : 5" in done.stderr
-    assert "recorded in mine-rank0 to mine-rank1" in done.stdout
+    assert "recorded in mine/rank0 to mine/rank1" in done.stdout
 
 
 def test_bad_options_start_no_rank(folder: Path) -> None:
@@ -70,12 +70,12 @@ def test_no_ranks_can_be_started(folder: Path, ranks: str, variables: dict[str, 
 def test_a_program_that_records_to_its_own_folder(folder: Path) -> None:
     """The ranks note where they record. A folder of an earlier run has the name, so each rank has another one."""
     for rank in (0, 1):
-        run_folders.write(folder / f"own-rank{rank}", units=[run_folders.step(0, 0.1)])
+        run_folders.write(folder / f"own/rank{rank}", units=[run_folders.step(0, 0.1)])
     program = folder / "train.py"
     program.write_text(f"import torchotel\ntorchotel.instrument(record='own')\n{program.read_text()}")
     done = run(folder, "train.py", "once")
     assert done.returncode == 0, done.stderr
-    assert "recorded in own-rank0-2 to own-rank1-2\n  torchotel summary own " in done.stdout
+    assert "recorded in own/rank0-2 to own/rank1-2\n  torchotel summary own " in done.stdout
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -100,6 +100,6 @@ def test_a_signal_ends_all_ranks(folder: Path, number: signal.Signals) -> None:
         os.killpg(process.pid, number)
     rest, _ = process.communicate(timeout=commands.TIMEOUT_S)
     assert process.returncode != 0
-    assert "recorded in mine-rank0 to mine-rank1" in rest
+    assert "recorded in mine/rank0 to mine/rank1" in rest
     steps = [[line for line in run.records() if line.kind == "step"] for run in open_ranks(folder / "mine")]
     assert [len(lines) for lines in steps] == [4, 4]

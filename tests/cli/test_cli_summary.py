@@ -39,12 +39,12 @@ def test_shows_all_ranks_of_the_newest_run(
     for rank in range(2):
         resource = {"torch.run.id": "r", "torch.rank": rank, "torch.world_size": 3}
         units = [run_folders.step(number, 0.1) for number in range(2)]
-        run_folders.write(Path(f"torchotel-runs/a-rank{rank}"), info={"resource": resource}, units=units)
+        run_folders.write(Path(f"torchotel-runs/a/rank{rank}"), info={"resource": resource}, units=units)
     assert main(["summary"]) == 0
     shown = capsys.readouterr().out
     assert shown.startswith("no rank is named as slow: ")
     assert "\nrank 0\nsteps       2" in shown
-    folders = "torchotel-runs/a-rank0 … torchotel-runs/a-rank1"
+    folders = "torchotel-runs/a/rank0 … torchotel-runs/a/rank1"
     assert shown.endswith(f"\nread from {folders}; 1 of 3 ranks are missing there\n")
 
 

@@ -143,8 +143,8 @@ def test_writes_to_the_run_folder_and_leaves_nothing(tmp_path: Path) -> None:
 
 def test_tells_a_folder_that_holds_a_run(tmp_path: Path) -> None:
     """A folder that holds a run is reported; each rank has its own folder."""
-    (tmp_path / "run-rank1").mkdir()
-    (tmp_path / "run-rank1" / "metrics.jsonl").touch()
+    (tmp_path / "run" / "rank1").mkdir(parents=True)
+    (tmp_path / "run" / "rank1" / "metrics.jsonl").touch()
     assert folder(tmp_path / "run", RANK="0", WORLD_SIZE="2").level is Level.OK
     found = folder(tmp_path / "run", RANK="1", WORLD_SIZE="2")
     assert found.level is Level.OK

@@ -22,7 +22,7 @@ from torchotel.exporters.base import ExportCounts
 from torchotel.exporters.otlp.json_encoder import JsonEncoder
 from torchotel.exporters.otlp.protobuf import FLAG_IS_REMOTE
 from torchotel.exporters.run_file import MAX_LINE_SPANS, SEGMENT_BYTES, RunFile
-from torchotel.exporters.run_folder import ClaimedFolder, LineFile, check_folder, claim_folder
+from torchotel.exporters.run_folder import ClaimedFolder, LineFile, check_folder, claim_folder, discard_folder
 from torchotel.runs.reader import open_run
 
 
@@ -341,3 +341,12 @@ def test_a_check_of_the_folder_refuses_a_file(tmp_path: Path, inside: str) -> No
     file.touch()
     with pytest.raises(ConfigError, match="is a file"):
         check_folder(file / inside)
+
+
+def test_the_folder_of_a_run_goes_with_its_last_empty_rank(tmp_path: Path) -> None:
+    """For example, ranks that only evaluate with another tool leave nothing behind."""
+    ranks = [claim_folder(tmp_path / "run" / f"rank{rank}") for rank in (0, 1)]
+    for rank, remaining in zip(ranks, ([tmp_path / "run"], []), strict=True):
+        rank.metrics.close()
+        discard_folder(rank.path)
+        assert list(tmp_path.iterdir()) == remaining

@@ -26,7 +26,7 @@ def test_opens_a_run_or_those_in_a_folder(tmp_path: Path) -> None:
 
 def test_takes_rank_0_for_all_ranks_of_a_run(tmp_path: Path) -> None:
     """Rank 0 represents all ranks of a run, since ranks wait for each other; any rank can be opened by its path."""
-    written = {(run, rank): _write(tmp_path / f"{run}-rank{rank}", rank) for run in (1, 2) for rank in (0, 1)}
+    written = {(run, rank): _write(tmp_path / str(run) / f"rank{rank}", rank) for run in (1, 2) for rank in (0, 1)}
     assert [run.folder for run in open_runs(tmp_path)] == [written[1, 0], written[2, 0]]
     assert [run.folder for run in open_runs(written[1, 1])] == [written[1, 1]]
 
@@ -39,17 +39,35 @@ def _write_rank(folder: Path, rank: int, run_id: str, *, generation: int = 0, ch
 
 
 def test_opens_all_ranks_by_their_common_name(tmp_path: Path) -> None:
-    """The newest run of this name counts; runs of other names, and a run without ranks, are other runs."""
-    first = [_write_rank(tmp_path / f"run-rank{rank}", rank, "a", changed_s=1) for rank in (1, 0)]
-    restarted = [_write_rank(tmp_path / f"run-rank{rank}-2", rank, "a", generation=1, changed_s=2) for rank in (0, 1)]
-    other = [_write_rank(tmp_path / f"run-2-rank{rank}", rank, "a", generation=1, changed_s=3) for rank in (0, 1)]
+    """The newest run in the folder counts, also one without ranks; runs in other folders are other runs."""
+    first = [_write_rank(tmp_path / f"run/rank{rank}", rank, "a", changed_s=1) for rank in (1, 0)]
+    restarted = [_write_rank(tmp_path / f"run/rank{rank}-2", rank, "a", generation=1, changed_s=2) for rank in (0, 1)]
+    other = [_write_rank(tmp_path / f"run-2/rank{rank}", rank, "a", generation=1, changed_s=3) for rank in (0, 1)]
     assert [run.folder for run in open_ranks(tmp_path / "run")] == restarted
     assert sibling_ranks(first[0]) == first[::-1]
     assert [run.folder for run in open_ranks(tmp_path / "run-2")] == other
     assert [run.folder for run in open_ranks(restarted[1])] == [restarted[1]]
     assert [run.folder for run in open_runs(tmp_path / "run")] == restarted[:1]
-    alone = _write(tmp_path / "run")
-    assert [run.folder for run in open_ranks(alone)] == [alone]
+    assert [run.folder for run in open_runs(tmp_path)] == [restarted[0], other[0]]
+    folders.write(tmp_path / "alone", info={}, units=[folders.step(0, 0.1)])
+    alone = [path.rename(tmp_path / "run" / path.name).parent for path in (tmp_path / "alone").iterdir()]
+    assert [run.folder for run in open_ranks(tmp_path / "run")] == alone[:1]
+
+
+@pytest.mark.parametrize(("inside", "named"), [(".", "run"), ("run", "."), ("run/rank0", "..")])
+def test_opens_all_ranks_by_a_relative_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, inside: str, named: str
+) -> None:
+    ranks = [_write_rank(tmp_path / f"run/rank{rank}", rank, "a") for rank in (0, 1)]
+    monkeypatch.chdir(tmp_path / inside)
+    assert [run.folder.resolve() for run in open_ranks(Path(named))] == ranks
+
+
+def test_opens_one_rank_in_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ranks = [_write_rank(tmp_path / f"run/rank{rank}", rank, "a") for rank in (0, 1)]
+    monkeypatch.chdir(ranks[1])
+    assert [run.folder.resolve() for run in open_ranks(Path())] == ranks[1:]
+    assert list(sibling_ranks(Path())) == ranks
 
 
 def test_finds_ranks_whose_folders_have_no_rank(tmp_path: Path) -> None:
@@ -71,19 +89,24 @@ def test_finds_ranks_whose_folders_have_no_rank(tmp_path: Path) -> None:
     (tmp_path / ".#lr-1.yaml").symlink_to("nowhere")  # the lock of an editor
     for ranks in runs:
         assert [[run.folder for run in open_ranks(rank)] for rank in ranks] == [ranks, ranks]
-    renamed = [rank.rename(tmp_path / f"best-rank{number}") for number, rank in enumerate(runs[0])]
-    assert [run.folder for run in open_ranks(tmp_path / "best")] == renamed
+
+
+def test_finds_ranks_in_a_folder_that_was_renamed(tmp_path: Path) -> None:
+    for rank in (0, 1):
+        _write_rank(tmp_path / f"run/rank{rank}", rank, "a")
+    (tmp_path / "run").rename(tmp_path / "best")
+    assert [run.folder for run in open_ranks(tmp_path / "best")] == [tmp_path / f"best/rank{rank}" for rank in (0, 1)]
 
 
 def test_finds_ranks_that_started_at_different_times(tmp_path: Path) -> None:
     """Without `--record`, `torchotel run` names the folder of each rank by the start time of that rank."""
-    ranks = [_write_rank(tmp_path / f"20261126-10000{rank}-train-rank{rank}", rank, "a") for rank in (0, 1)]
-    _write_rank(tmp_path / "20261126-100000-train-rank1", 1, "another")
+    ranks = [_write_rank(tmp_path / f"20261126-10000{rank}-train/rank{rank}", rank, "a") for rank in (0, 1)]
+    _write_rank(tmp_path / "20261126-100000-train/rank1", 1, "another")
     assert sibling_ranks(ranks[0]) == sibling_ranks(ranks[1]) == ranks
 
 
 def test_says_what_is_wrong_with_a_folder_without_runs(tmp_path: Path) -> None:
-    _write(tmp_path / "ranks" / "1-rank1", 1)
+    _write(tmp_path / "ranks" / "1" / "rank1", 1)
     for folder, why in ((tmp_path / "ranks", "no run in it"), (tmp_path / "none", "no such folder")):
         with pytest.raises(RunError, match=why):
             open_runs(folder)

@@ -56,8 +56,10 @@ def test_names_no_rank_if_the_ranks_are_slow_in_turns(recorded: Path, capsys: py
 
 @pytest.mark.program
 def test_reads_one_rank_if_its_folder_is_named(recorded: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert {path.name for path in recorded.iterdir()} == {f"{case}-rank{rank}" for case in CASES for rank in (0, 1)}
-    assert main(["summary", str(recorded / "data-rank1")]) == 0
+    assert {f"{path.parent.name}/{path.name}" for path in recorded.glob("*/*")} == {
+        f"{case}/rank{rank}" for case in CASES for rank in (0, 1)
+    }
+    assert main(["summary", str(recorded / "data" / "rank1")]) == 0
     shown = capsys.readouterr().out
     assert shown.startswith("run ")
     assert "waits" not in shown
@@ -84,7 +86,7 @@ def _compare(
             line = run_folders.step(number, STEP_S, phases=phases, alignment=[number, 0], waits=waits)
             lines.append(line | more)
         resource = {"torch.run.id": "r", "torch.rank": rank, "torch.world_size": ranks, "host.name": f"node{rank}"}
-        run_folders.write(folder / f"run-rank{rank}", info={"resource": resource, "finished": True}, units=lines)
+        run_folders.write(folder / "run" / f"rank{rank}", info={"resource": resource, "finished": True}, units=lines)
     return compare_ranks(open_ranks(folder / "run"))
 
 
@@ -168,7 +170,7 @@ def test_abstains_if_no_phase_of_the_rank_is_longer(tmp_path: Path) -> None:
 
 def test_shows_how_each_rank_ended(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     _compare(tmp_path, lambda rank, _: {"backward": 0.03 * (1 - rank)}, _own, ranks=3)
-    path = tmp_path / "run-rank1" / "run.json"
+    path = tmp_path / "run" / "rank1" / "run.json"
     path.write_text(path.read_text().replace('"finished": true', '"finished": true, "error": {"type": "ValueError"}'))
     assert main(["summary", str(tmp_path / "run"), "--top", "2"]) == 0
     shown = capsys.readouterr().out
@@ -200,10 +202,10 @@ def test_report_diff_and_export_read_the_ranks_as_one_run(
     _compare(tmp_path, lambda rank, _: {"backward": 0.01 if rank == 1 else 0.05}, _at_1)
     for rank in range(2):
         request = run_folders.request([run_folders.span(f"torch.step rank {rank}", 1 + rank, 0, 10, 20)])
-        (tmp_path / f"run-rank{rank}" / "trace-00001.jsonl").write_text(f"{request}\n")
+        (tmp_path / "run" / f"rank{rank}" / "trace-00001.jsonl").write_text(f"{request}\n")
     monkeypatch.chdir(tmp_path)
     assert main(["report", "run"]) == 0
-    assert main(["diff", "run", "run-rank0"]) == 0
+    assert main(["diff", "run", "run/rank0"]) == 0
     assert main(["export", "run", "--format", "chrome"]) == 0
     assert main(["export", "run", "--format", "otlp", "-o", "run.json"]) == 0
     capsys.readouterr()

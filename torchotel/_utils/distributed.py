@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import multiprocessing
 import os
+import re
 import socket
 import sys
 from collections.abc import Mapping
@@ -160,8 +161,13 @@ def agree_on_launch(store: Store | None, run_id: str) -> AgreedLaunch:
 
 
 def own_folder(record: Path, identity: Identity) -> Path:
-    """Return this rank's folder of a run file; with several ranks, each rank has its own folder."""
-    return record if identity.world_size == 1 else record.with_name(f"{record.name}-rank{identity.rank}")
+    """Return this process's folder of a run file; with several ranks, each rank has a folder in that of the run."""
+    return record if identity.world_size == 1 else record / f"rank{identity.rank}"
+
+
+def is_of_rank(folder: Path) -> bool:
+    """Return whether a run folder has the name of a rank's; a number follows if an earlier run has recorded to it."""
+    return re.fullmatch(r"rank\d+(-\d+)?", folder.name) is not None
 
 
 def own_port(port: int, local_rank: int | None) -> int:

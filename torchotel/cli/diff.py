@@ -26,8 +26,8 @@ and fails the gate. For that case, A and B may each be a folder of several runs 
 counts. Then runs are compared instead of steps, by Student's t on the logarithms of their medians. Record A and B in
 turns, so that a machine that slows down affects both.
 
-If A or B stands for the folders of several ranks, A-rank0, A-rank1 and so on, rank 0 counts too: the ranks of a
-synchronous training have equal steps. To compare two ranks, name their folders.
+Of a run with several ranks, rank 0 counts too: the ranks of a synchronous training have equal steps. To compare two
+ranks, name their folders, such as A/rank0 and A/rank1.
 """
 
 import argparse

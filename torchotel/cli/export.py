@@ -5,7 +5,7 @@
     torchotel export runs/today --to http://localhost:4318
 
 Without RUN, the newest run in torchotel-runs/ is exported. A run that was cut short is exported up to its last whole
-line. If RUN stands for the folders of several ranks, RUN-rank0, RUN-rank1 and so on, all ranks are exported.
+line. Of a run with several ranks, all ranks are exported.
 
 chrome writes one file of trace events. otlp writes a folder of OTLP/JSON lines, at most 50 traces in each file, or one
 file if -o ends in .json or .jsonl. Existing files are kept unless --force is given.

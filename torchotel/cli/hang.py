@@ -1,7 +1,7 @@
 """Find the rank that is behind if a distributed training hangs, from the run folders of its ranks.
 
-Without RUN, the newest run in torchotel-runs/ is used. The folder of one rank, or the name without -rank<N>, is enough
-if the folders of the other ranks are beside it.
+Without RUN, the newest run in torchotel-runs/ is used. If the ranks ran on several hosts without a common file system,
+name the run folder of each host.
 
 While no step ends, each rank reads PyTorch's flight recorder: the number of the last collective that each process group
 has enqueued. It is a hang if the numbers of the ranks differ, and none moves between two readings. A training that is

@@ -2,8 +2,7 @@
 
 Without RUN, the newest run in torchotel-runs/ is used. The page is self-contained and opens without a network.
 
-If RUN stands for the folders of several ranks, RUN-rank0, RUN-rank1 and so on, the page compares the ranks. The other
-parts of the page are those of the lowest rank.
+If RUN has several ranks, the page compares the ranks. The other parts of the page are those of the lowest rank.
 """
 
 import argparse

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from torchotel._utils.text import printable
 from torchotel.cli.options import flag_of, options
 from torchotel.cli.terminal import Terminal
-from torchotel.runs.rank_folders import run_name, sibling_ranks
+from torchotel.runs.rank_folders import run_folder, sibling_ranks
 from torchotel.runs.reader import holds_run, open_run
 from torchotel.runs.slow_rank import compare_ranks
 from torchotel.runs.tables import render_ranks
@@ -37,7 +37,7 @@ def run_ranks(ranks: str, program: Program, arguments: argparse.Namespace, recor
         ranks: Number of ranks, or another value of `--nproc-per-node` of torchrun, such as `gpu`.
         program: The program.
         arguments: The options of `torchotel run`.
-        record: The name of the run folders, without the rank.
+        record: The run folder.
     """
     if ranks not in KINDS and not (ranks.isdecimal() and int(ranks)):
         return _refuse(f"--nproc-per-node takes a number of ranks or one of {', '.join(KINDS)}, not {ranks!r}")
@@ -89,7 +89,7 @@ def _show(folders: Sequence[Path]) -> None:
     names = [printable(str(_shown(run.folder))) for run in runs]
     print(f"\n{render_ranks(compare_ranks(runs), top=TOP_RANKS, output=Terminal())}\n" if len(runs) > 1 else "")
     print(f"recorded in {f'{names[0]} to {names[-1]}' if len(runs) > 1 else names[0]}")
-    name = printable(str(_shown(runs[0].folder.with_name(run_name(runs)))))
+    name = printable(str(_shown(run_folder(runs[0].folder) if len(runs) > 1 else runs[0].folder)))
     print(f"  torchotel summary {name}    prints all tables")
     print(f"  torchotel report {name}     writes one HTML page of them")
 

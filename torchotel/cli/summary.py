@@ -2,9 +2,9 @@
 
 Without RUN, the newest run in torchotel-runs/ is shown. A layer's self time excludes the layers inside it.
 
-A run of several ranks has a folder for each rank: RUN-rank0, RUN-rank1 and so on. RUN stands for all of them: the
-ranks are compared, and a rank that the others wait for is named. The other tables are those of the lowest rank. The
-folder of a rank is shown alone.
+The folder of a run with several ranks has a folder for each rank: RUN/rank0, RUN/rank1 and so on. With RUN, the ranks
+are compared, and a rank that the others wait for is named. The other tables are those of the lowest rank. With
+RUN/rank1, that rank is shown alone.
 """
 
 import argparse
@@ -15,11 +15,11 @@ from torchotel._utils.text import printable
 from torchotel.cli.run import RUNS
 from torchotel.cli.terminal import Terminal, layers_to_show
 from torchotel.runs import Run, RunError, open_run, render, summarise
-from torchotel.runs.rank_folders import open_ranks, rank_of, sibling_ranks, world_size
+from torchotel.runs.rank_folders import last_change, newest_in, open_ranks, rank_of, sibling_ranks, world_size
 from torchotel.runs.slow_rank import compare_ranks
 from torchotel.runs.tables import render_ranks
 
-RUN_HELP = "run folder; for a run of several ranks, the folders' name without -rankN"
+RUN_HELP = "run folder"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -64,7 +64,7 @@ def newest(runs: Path = RUNS) -> Path:
     Raises:
         RunError: There is no run folder.
     """
-    folders = [path.parent for path in runs.glob("*/metrics.jsonl")]
+    folders = [newest for folder in runs.glob("*") if (newest := newest_in(folder))]
     if not folders:
         raise RunError(f"{runs}: no run found; name a run folder")
-    return max(folders, key=lambda folder: (folder.stat().st_mtime_ns, folder.name))
+    return max(folders, key=last_change)

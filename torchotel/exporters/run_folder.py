@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from torchotel._types import ConfigError
+from torchotel._utils.distributed import is_of_rank
 
 RUN_NAME = "run.json"
 METRICS_NAME = "metrics.jsonl"
@@ -168,11 +169,13 @@ def _begin(folder: Path) -> LineFile:
 
 
 def discard_folder(folder: Path) -> None:
-    """Delete an empty run, and its folder unless that has other files."""
+    """Delete an empty run, and its folder unless that has other files; for a rank, also the folder of the run."""
     for name in (RUN_NAME, f".{RUN_NAME}.new", METRICS_NAME):  # a companion may be killed before it renames the new one
         (folder / name).unlink(missing_ok=True)
     with contextlib.suppress(OSError):
         folder.rmdir()
+        if is_of_rank(folder):
+            folder.parent.rmdir()
 
 
 def next_segment(folder: Path) -> Path:

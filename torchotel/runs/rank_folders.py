@@ -1,4 +1,4 @@
-"""Find the run folders of the ranks of a run: `record="run"` makes `run-rank0`, `run-rank1` and so on.
+"""Find the run folders of the ranks of a run: `record="run"` makes `run/rank0`, `run/rank1` and so on.
 
 If the rank is not known when a process begins to record, for example because Lightning starts the ranks, the folders
 are `run` and `run-2`.
@@ -10,11 +10,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from torchotel import _semconv as names
+from torchotel._utils.distributed import is_of_rank
 from torchotel.runs.reader import Run, RunError, holds_run, open_run, read_info
-
-_RANK_FOLDER = re.compile(r"(?P<name>.+)-rank(?P<rank>\d+)(-\d+)?")
-"""Name of a rank's folder; the last number is appended if a folder of an earlier run has the name."""
-
 
 _START_TIME = re.compile(r"\d{8}-\d{6}-")
 """Beginning of the names that `torchotel run` gives, where the ranks of a run can differ."""
@@ -32,20 +29,16 @@ class _Identity(NamedTuple):
 
 
 def open_ranks(folder: Path) -> Sequence[Run]:
-    """Open a run by its folder, or all ranks of a run by the name that the ranks' folders have in common.
+    """Open a run with all of its ranks, or one rank by the folder of that rank.
 
-    The name stands for the newest run, if several have recorded to this name. A folder named after its rank is opened
-    alone.
+    If several runs have recorded to the folder, the newest is opened.
 
     Raises:
-        RunError: There is no such folder and no rank of such a run, or the folder holds no run.
+        RunError: There is no such folder, or the folder holds no run.
     """
-    if not holds_run(folder):
-        ranks = [path for path in folder.parent.glob("*-rank*") if _base(path.name) == folder.name and holds_run(path)]
-        if ranks:
-            return [open_run(path) for path in sibling_ranks(max(ranks, key=_last_change))]
-    is_of_rank = _RANK_FOLDER.fullmatch(folder.resolve().name)
-    return [open_run(path) for path in ([folder] if is_of_rank else sibling_ranks(folder))]
+    if is_of_rank(folder.resolve()):
+        return [open_run(folder)]
+    return [open_run(path) for path in sibling_ranks(newest_in(folder) or folder)]
 
 
 def open_runs(folder: Path) -> Sequence[Run]:
@@ -54,9 +47,21 @@ def open_runs(folder: Path) -> Sequence[Run]:
     Raises:
         RunError: The folder does not exist, or holds no run of a rank 0.
     """
-    inner = () if holds_run(folder) else sorted(folder.glob("*/metrics.jsonl"))
-    runs = [open_run(path.parent) for path in inner]
+    inner = [] if newest_in(folder) else [newest_in(path, "rank0*") for path in sorted(folder.glob("*"))]
+    runs = [open_run(path) for path in inner if path]
     return [run for run in runs if rank_of(run) == 0] or open_ranks(folder)[:1]
+
+
+def newest_in(folder: Path, ranks: str = "rank*") -> Path | None:
+    """Return the folder, or the folder of a rank in it, to which a run has recorded last; None: there is no run."""
+    of_ranks = (path for path in folder.glob(ranks) if is_of_rank(path))
+    return max(filter(holds_run, (folder, *of_ranks)), key=last_change, default=None)
+
+
+def last_change(folder: Path) -> tuple[int, str]:
+    """Return when a run folder was changed last, for a comparison; of two equal times, the name decides."""
+    path = folder / "metrics.jsonl"
+    return (path if path.exists() else folder).stat().st_mtime_ns, folder.name
 
 
 def sibling_ranks(folder: Path) -> Sequence[Path]:
@@ -66,25 +71,33 @@ def sibling_ranks(folder: Path) -> Sequence[Path]:
     run id, launch, number of restarts and world size in `run.json`. A folder without such a description is returned
     alone.
     """
-    if not folder.name or folder.name == "..":
+    if run_folder(folder).name in ("", ".."):
         folder = folder.resolve()
-    identity = _identity(folder, _info(folder))
+    run = run_folder(folder)
+    identity = _identity(run, _info(folder))
     if identity is None:
         return [folder]
     newest: dict[int, Path] = {}
-    parts = identity.name, _base(folder.name)  # a folder may have been renamed
-    runs = [path for path in folder.parent.iterdir() if any(part in path.name for part in parts) and holds_run(path)]
-    for path in [*sorted(runs, key=_last_change), folder]:
+    parts = identity.name, run.name  # a folder may have been renamed
+    beside = [path for path in run.parent.iterdir() if any(part in path.name for part in parts)]
+    recorded = filter(holds_run, (path for near in beside for path in (near, *near.glob("rank*"))))
+    for path in [*sorted(recorded, key=last_change), folder]:
         info = _info(path)
-        if _identity(path, info) == identity:
+        if _identity(run_folder(path), info) == identity:
             newest[_rank(info)] = path
     return [newest[rank] for rank in sorted(newest)]
 
 
+def run_folder(folder: Path) -> Path:
+    """Return the folder of the run that contains the folder of a rank; another folder is returned unchanged."""
+    return folder.parent if is_of_rank(folder) else folder
+
+
 def run_name(runs: Sequence[Run]) -> str:
-    """Return the name of a run folder, or the name that the folders of several ranks have in common."""
-    name = runs[0].folder.resolve().name
-    return _base(name) if len(runs) > 1 else name
+    """Return the name of a run, with the rank if only the folder of one rank was opened."""
+    folder = runs[0].folder.resolve()
+    name = run_folder(folder).name
+    return f"{name}-{folder.name}" if len(runs) == 1 and is_of_rank(folder) else name
 
 
 def rank_of(run: Run) -> int:
@@ -103,12 +116,6 @@ def host_of(run: Run) -> str:
     return str(_resource(run.info).get("host.name") or "")
 
 
-def _base(name: str) -> str:
-    """Return the name of a folder without its rank."""
-    found = _RANK_FOLDER.fullmatch(name)
-    return found["name"] if found else name
-
-
 def _info(folder: Path) -> Any:
     try:
         return read_info(folder / "run.json")
@@ -116,10 +123,10 @@ def _info(folder: Path) -> Any:
         return {}
 
 
-def _identity(folder: Path, info: Any) -> _Identity | None:
+def _identity(run: Path, info: Any) -> _Identity | None:
     resource = _resource(info)
     record = (info.get("config") or {}).get("record")
-    name = Path(record).name if isinstance(record, str) else _base(folder.resolve().name)
+    name = Path(record).name if isinstance(record, str) else run.name
     described = [resource.get(name) for name in (names.RUN_ID, names.RUN_GENERATION, names.WORLD_SIZE)]
     identity = _Identity(_START_TIME.sub("", name, count=1), info.get("launch"), *described)
     return identity if identity.run_id and identity.world_size != 1 else None
@@ -132,8 +139,3 @@ def _rank(info: Any) -> int:
 
 def _resource(info: Any) -> Any:
     return info.get("resource") or {}
-
-
-def _last_change(folder: Path) -> tuple[int, str]:
-    path = folder / "metrics.jsonl"
-    return (path if path.exists() else folder).stat().st_mtime_ns, folder.name
