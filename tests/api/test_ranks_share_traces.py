@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from support import PROGRAMS, commands
-from support.group_hooks import needs_group_hooks
+from support.needs import needs_group_hooks
 from support.ranks import run_ranks
 
 from torchotel.runs import open_run

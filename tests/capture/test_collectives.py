@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from support import commands
-from support.group_hooks import needs_group_hooks
+from support.needs import needs_group_hooks
 
 pytestmark = [pytest.mark.program, needs_group_hooks]
 

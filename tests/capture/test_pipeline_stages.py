@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 from fidelity.norms import true_norm
+from support.needs import needs_pipelines
 from support.ranks import call_on_ranks
 from torch import Tensor, nn
 from torch.distributed.pipelining import (
@@ -23,7 +24,7 @@ from torchotel import _semconv as names
 from torchotel._records import StepRecord
 from torchotel.testing import Captured, capture
 
-pytestmark = pytest.mark.program
+pytestmark = [pytest.mark.program, needs_pipelines]
 
 RANKS, MICROBATCHES = 2, 4
 BATCH = torch.arange(float(MICROBATCHES)).repeat_interleave(2).unsqueeze(1).expand(-1, 3).contiguous()

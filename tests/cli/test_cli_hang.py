@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 from support import PROGRAMS, commands, run_folders
+from support.needs import needs_gloo_records
 from support.prometheus_server import until
-from support.ranks import start_ranks
+from support.ranks import next_line, start_ranks
 from support.scraped_metrics import scrape, value
 
 from torchotel.cli import main
@@ -50,7 +51,7 @@ class Ranks:
             TORCHOTEL_RUN_ID="job-1",
         )
         """The programs of the ranks that have not been waited for."""
-        self.ports = [int(program.stdout.readline()) for program in self.programs]
+        self.ports = [int(next_line(program.stdout)) for program in self.programs]
 
     def until_read(self, *ranks: int) -> None:
         """Wait until ranks have read the flight recorder twice at the place."""
@@ -92,6 +93,7 @@ def ranks(folder: Path, place: str, worker: str = "process") -> Iterator[Ranks]:
             program.wait(60)
 
 
+@needs_gloo_records
 @pytest.mark.program
 @pytest.mark.parametrize("worker", ["process", "thread"])
 def test_the_rank_that_is_late_is_named_with_its_stack(
@@ -118,6 +120,7 @@ def test_the_rank_that_is_late_is_named_with_its_stack(
     assert "rank 1 has no evidence: its run ended normally\n" in capsys.readouterr().out
 
 
+@needs_gloo_records
 @pytest.mark.program
 def test_a_stall_is_not_in_the_trace_of_the_step(tmp_path: Path) -> None:
     """The step may go on, and all ranks share its trace."""
@@ -134,6 +137,7 @@ def test_a_stall_is_not_in_the_trace_of_the_step(tmp_path: Path) -> None:
     assert traces[0]["torch.step rank 0"] == traces[1]["torch.step rank 1"]  # the last step
 
 
+@needs_gloo_records
 @pytest.mark.program
 def test_different_operations_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with ranks(tmp_path, "operations differ") as running:
@@ -146,6 +150,7 @@ def test_different_operations_are_named(tmp_path: Path, capsys: pytest.CaptureFi
     assert "behind" not in shown
 
 
+@needs_gloo_records
 @pytest.mark.program
 def test_a_slow_step_whose_collectives_go_on_is_no_hang(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with ranks(tmp_path, "both are slow") as running:
@@ -156,6 +161,7 @@ def test_a_slow_step_whose_collectives_go_on_is_no_hang(tmp_path: Path, capsys: 
         running.go_on()
 
 
+@needs_gloo_records
 @pytest.mark.program
 def test_a_rank_without_evidence_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """No rank is called behind, but the collective that the other rank waits in is shown."""

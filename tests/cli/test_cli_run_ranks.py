@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from support import PROGRAMS, commands, run_folders
+from support.ranks import next_line
 
 from torchotel.runs.rank_folders import open_ranks
 
@@ -92,7 +93,7 @@ def test_a_signal_ends_all_ranks(folder: Path, number: signal.Signals) -> None:
         start_new_session=True,
     )
     assert process.stdout is not None
-    said = [process.stdout.readline() for _ in range(2)]
+    said = [next_line(process.stdout) for _ in range(2)]
     assert all(line.startswith("rank ") for line in said)
     if number == signal.SIGTERM:
         process.terminate()

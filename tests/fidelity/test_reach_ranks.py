@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from support.needs import needs_pipelines
 
 from fidelity.data_parallel import data_parallel
 from fidelity.pipelines import pipelines
@@ -13,7 +14,9 @@ from fidelity.tensor_parallel import tensor_parallel
 pytestmark = pytest.mark.program
 
 
-@pytest.mark.parametrize("trainings", [data_parallel, sharded, tensor_parallel, pipelines])
+@pytest.mark.parametrize(
+    "trainings", [data_parallel, sharded, tensor_parallel, pytest.param(pipelines, marks=needs_pipelines)]
+)
 def test_ranks_that_share_a_model(trainings: Trainings, tmp_path: Path) -> None:
     """All numbers of each rank are the same with torchotel, the trace is right, and names have no wrapper."""
     check_on_ranks(trainings, tmp_path)

@@ -30,6 +30,12 @@ def test_a_rank_without_any_collective_is_behind() -> None:
     assert verdict.hangs[0].operation == "all_reduce"
 
 
+def test_a_recorder_that_records_nothing_shows_no_hang() -> None:
+    """Torch 2.9 records no collectives of Gloo."""
+    ranks = [rank(0, group("a", 0, 0, 1)), rank(1, group("a", 0, 0, 1))]
+    assert find_hang(ranks) == Verdict((), ["PyTorch has recorded no collectives"])
+
+
 def test_equal_numbers_are_no_hang() -> None:
     waiting = group("0", 5, 0, 1, waits=True)
     assert find_hang([rank(0, waiting), rank(1, waiting)]) == ((), ["all ranks have enqueued the same collectives"])

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from support import PROGRAMS, commands, run_folders
+from support.needs import needs_group_hooks
 from support.ranks import run_ranks
 from support.slow_rank_program import CASES
 
@@ -27,6 +28,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@needs_group_hooks
 @pytest.mark.program
 @pytest.mark.parametrize(
     ("case", "phase", "layer"),
@@ -47,6 +49,7 @@ def test_names_the_rank_the_phase_and_the_layer(
     assert first.endswith(f"most of it in layer {layer}") == bool(layer)
 
 
+@needs_group_hooks
 @pytest.mark.program
 def test_names_no_rank_if_the_ranks_are_slow_in_turns(recorded: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["summary", str(recorded / "even")]) == 0

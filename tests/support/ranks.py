@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import suppress
 from multiprocessing import set_forkserver_preload
 from pathlib import Path
+from typing import IO
 
 import torch
 import torch.distributed as dist
@@ -20,6 +21,11 @@ PRELOADED = [
     "torch.distributed.pipelining",
     "torch.distributed.tensor.parallel",
 ]
+
+
+def next_line(output: IO[str]) -> str:
+    """Return the next line that a rank prints, without those of Gloo, which torch 2.9 prints to the standard output."""
+    return next(line for line in output if not line.startswith("[Gloo]"))
 
 
 def call_on_ranks(function: Callable[..., None], ranks: int, folder: Path, *args: object) -> None:

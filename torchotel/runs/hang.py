@@ -100,6 +100,8 @@ def find_hang(ranks: Sequence[RankEvidence]) -> Verdict:
         missing.append(f"there is no run folder of {named(absent, more)}")
     if missing:
         return Verdict((), missing)
+    if not any(group.enqueued for rank in ranks for group in rank.readings[-1].groups):
+        return Verdict((), ["PyTorch has recorded no collectives"])
     moved: list[str] = []
     unknown: list[str] = []
     hangs: list[Hang] = []
