@@ -31,7 +31,7 @@ def test_a_rank_without_any_collective_is_behind() -> None:
 
 
 def test_a_recorder_that_records_nothing_shows_no_hang() -> None:
-    """Torch 2.9 records no collectives of Gloo."""
+    """Torch before 2.11 records no collectives of Gloo."""
     ranks = [rank(0, group("a", 0, 0, 1)), rank(1, group("a", 0, 0, 1))]
     assert find_hang(ranks) == Verdict((), ["PyTorch has recorded no collectives"])
 
