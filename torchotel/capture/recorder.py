@@ -135,7 +135,11 @@ class Capture:
             self.threads.others_forward,
             self.warn,
         )
-        self.registry.on_model_named = self.compile_hooks.wrap_regions
+        self.registry.on_model_named = self._on_model_named
+
+    def _on_model_named(self, module: Module) -> None:
+        self.compile_hooks.wrap_regions(module)
+        self.collectives.buckets.look(self.registry.topmost(module))
 
     def _make_event_hooks(self) -> None:
         self.event_hooks = EventHooks(
