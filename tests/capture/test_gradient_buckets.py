@@ -14,6 +14,7 @@ PROGRAM = """
 import json, sys, torch, torchotel.testing
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
 from torch.nn.parallel import DistributedDataParallel
 
 dist.init_process_group("gloo", init_method=f"file://{sys.argv[1]}", rank=0, world_size=1)
@@ -34,6 +35,11 @@ def wrapped(net=None, **options):
 def without_bias(net):
     DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(net, ["head.bias"])
     return net
+
+def compressed():
+    model = wrapped(nn.Sequential(nn.Linear(64, 128, bias=False), nn.Linear(128, 32, bias=False)))
+    model.register_comm_hook(None, fp16_compress_hook)
+    return model
 
 def frozen_later(model):
     model.module.head.requires_grad_(False)
@@ -98,6 +104,7 @@ def test_a_model_inside_of_another_module_and_parameters_that_are_ignored(tmp_pa
     "models",
     [
         pytest.param("wrapped(find_unused_parameters=True)", id="buckets that are not arranged by the backward"),
+        pytest.param("compressed()", id="a compressed bucket that is as large as another one"),
         pytest.param("wrapped(), wrapped()", id="two models with equal buckets"),
         pytest.param(
             "frozen_later(wrapped(static_graph=True))", id="a layer that was frozen after the model was wrapped"

@@ -6,6 +6,7 @@ import os
 import resource
 import shutil
 import signal
+import stat
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -346,6 +347,7 @@ def test_a_check_of_the_folder_refuses_a_file(tmp_path: Path, inside: str) -> No
 def test_the_folder_of_a_run_goes_with_its_last_empty_rank(tmp_path: Path) -> None:
     """For example, ranks that only evaluate with another tool leave nothing behind."""
     ranks = [claim_folder(tmp_path / "run" / f"rank{rank}") for rank in (0, 1)]
+    assert stat.S_IMODE((tmp_path / "run").stat().st_mode) == 0o700
     for rank, remaining in zip(ranks, ([tmp_path / "run"], []), strict=True):
         rank.metrics.close()
         discard_folder(rank.path)

@@ -14,6 +14,7 @@ from time import perf_counter_ns
 from typing import Any
 
 import torch
+from torch.nn import Module
 
 from torchotel._records import Collective
 from torchotel._utils.faults import Guard
@@ -264,6 +265,11 @@ class Collectives:
                 if group not in _hooked:
                     _hooked[group] = GroupHooks(group, self._name(group))
                 _hooked[group].listener = self
+
+    def find_buckets(self, top: Module) -> None:
+        """Find the models of DistributedDataParallel in a module, whose buckets are named from now on."""
+        if self._is_installed and torch_internals.process_groups():
+            self.buckets.look(top)
 
     def take(self, end_ns: int) -> list[OpenCollective]:
         """Return the collectives that began by a time; later ones belong to the next segment."""

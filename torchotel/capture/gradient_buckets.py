@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from itertools import cycle
 from typing import TYPE_CHECKING, NamedTuple
 
 from torch.nn import Module, Parameter
@@ -78,7 +79,9 @@ class _Replica:
     def buckets(self) -> Sequence[_Bucket]:
         """Return the buckets in the order of their collectives; empty: they are not known."""
         model = self._reference()
-        if not self._buckets and model is not None and (layout := bucket_layout(model)):
+        if self._buckets or model is None or (model.find_unused_parameters and not model.static_graph):
+            return self._buckets  # with unused parameters, the buckets keep an order that is not recorded
+        if layout := bucket_layout(model):
             self._buckets = self._read(model, layout)
         return self._buckets
 
@@ -96,23 +99,24 @@ class _Replica:
 
     def _reduced_parameters(self, model: DistributedDataParallel) -> Iterator[tuple[str, Parameter]]:
         """Yield the parameters in the order of their numbers in DistributedDataParallel, with the path of the owner."""
-        title, seen = class_of(unwrapped(model)), set[int]()
-        places = zip(model.module.named_modules(), walk(model.module, self._path), strict=True)
-        for (name, module), (_, path, *_) in places:
-            for own_name, parameter in module.named_parameters(recurse=False):
-                is_ignored = f"{name}.{own_name}" in model.parameters_to_ignore
-                if parameter.requires_grad and not is_ignored and id(parameter) not in seen:
+        title, ignored = class_of(unwrapped(model)), model.parameters_to_ignore
+        seen = {id(parameter) for name, parameter in model.module.named_parameters() if name in ignored}
+        for module, path, *_ in walk(model.module, self._path):
+            for parameter in module._parameters.values():
+                if parameter is not None and parameter.requires_grad and id(parameter) not in seen:
                     seen.add(id(parameter))
                     yield path or title, parameter
 
 
 def _name(buckets: Sequence[_Bucket], collectives: Sequence[OpenCollective]) -> None:
     """Name the collectives, which are in the order of the buckets; those of the program may be between them."""
-    position = 0
+    found: list[OpenCollective] = []
     for collective in collectives:
-        if collective.size_bytes == buckets[position].size_bytes:
-            collective.modules = buckets[position].modules
-            position = (position + 1) % len(buckets)
+        if collective.size_bytes == buckets[len(found) % len(buckets)].size_bytes:
+            found.append(collective)
+    if len(found) % len(buckets) == 0:  # else a communication hook has made one as large as another bucket
+        for collective, bucket in zip(found, cycle(buckets), strict=False):
+            collective.modules = bucket.modules
 
 
 def _in_backward(time_ns: int, phases: Sequence[Phase]) -> bool:

@@ -139,7 +139,7 @@ class Capture:
 
     def _on_model_named(self, module: Module) -> None:
         self.compile_hooks.wrap_regions(module)
-        self.collectives.buckets.look(self.registry.topmost(module))
+        self.collectives.find_buckets(self.registry.topmost(module))
 
     def _make_event_hooks(self) -> None:
         self.event_hooks = EventHooks(

@@ -782,10 +782,11 @@ def bucket_layout(model: Any) -> list[tuple[int, list[int]]]:
     """
     logged: Mapping[str, Any] = getattr(model, "_get_ddp_logging_data", dict)()
     sizes, buckets = (logged.get(f"rebuilt_{name}", "") for name in ("bucket_sizes", "per_bucket_param_indices"))
-    if not (sizes and buckets):
+    try:
+        numbers = [[int(number) for number in bucket.split()] for bucket in buckets.split(",")]
+        return list(zip(map(int, sizes.split(",")), numbers, strict=True))
+    except ValueError:  # they are empty
         return []
-    numbers = ([int(number) for number in bucket.split()] for bucket in buckets.split(","))
-    return list(zip(map(int, sizes.split(",")), numbers, strict=True))
 
 
 def backend_of(group: Any) -> str:

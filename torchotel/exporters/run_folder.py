@@ -158,8 +158,8 @@ def _begin(folder: Path) -> LineFile:
     Raises:
         FileExistsError: The folder has a run, or the path is a file.
     """
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    folder.mkdir(mode=0o700, exist_ok=True)
+    folder.parent.mkdir(mode=0o700 if is_of_rank(folder) else 0o777, parents=True, exist_ok=True)
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # another rank may have just discarded the parent
     if (folder / RUN_NAME).exists() or any(folder.glob(TRACE_GLOB)):
         raise FileExistsError
     try:
