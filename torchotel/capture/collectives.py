@@ -14,12 +14,10 @@ from time import perf_counter_ns
 from typing import Any
 
 import torch
-from torch.nn import Module
 
 from torchotel._records import Collective
 from torchotel._utils.faults import Guard
 from torchotel.capture import torch_internals
-from torchotel.capture.gradient_buckets import GradientBuckets
 
 MAX_COLLECTIVES = 1 << 14
 """Collectives that wait for the end of their segment; of more, the oldest are left out of the trace and the metrics."""
@@ -61,20 +59,17 @@ class OpenCollective:
 
     __slots__ = (
         "_done_ns",
+        "_group",
         "_issued_ns",
         "_sequence",
-        "group",
-        "modules",
+        "_size_bytes",
         "operation",
         "reports_end",
-        "size_bytes",
         "start_ns",
     )
 
     def __init__(self, operation: str, group: GroupHooks, size_bytes: int, *, reports_end: bool) -> None:
-        self.operation, self.group, self.size_bytes, self.reports_end = operation, group, size_bytes, reports_end
-        self.modules: tuple[str, ...] = ()
-        """The modules of a bucket of gradients; empty: another collective, or unknown."""
+        self.operation, self._group, self._size_bytes, self.reports_end = operation, group, size_bytes, reports_end
         self._sequence = self._done_ns = 0
         self.start_ns = self._issued_ns = perf_counter_ns()
 
@@ -92,9 +87,10 @@ class OpenCollective:
 
     def record(self) -> Collective:
         """Return it as a record."""
+        group = self._group
         return Collective(
-            self.operation, self.group.name, self.group.ranks, self.size_bytes, self._sequence,
-            self.start_ns, self._issued_ns, self._done_ns, self.modules,
+            self.operation, group.name, group.ranks, self._size_bytes, self._sequence,
+            self.start_ns, self._issued_ns, self._done_ns,
         )  # fmt: skip
 
 
@@ -232,7 +228,6 @@ class Collectives:
         self.issued: deque[OpenCollective] = deque(maxlen=MAX_COLLECTIVES)
         """The collectives since the last `take`."""
         self.ends = CollectiveEnds()
-        self.buckets = GradientBuckets()
         self._is_installed = False
         self._seen: tuple[object, int] = None, 0
         """What `groups_made` returned at the last look."""
@@ -265,11 +260,6 @@ class Collectives:
                 if group not in _hooked:
                     _hooked[group] = GroupHooks(group, self._name(group))
                 _hooked[group].listener = self
-
-    def find_buckets(self, top: Module) -> None:
-        """Find the models of DistributedDataParallel in a module, whose buckets are named from now on."""
-        if self._is_installed and torch_internals.process_groups():
-            self.buckets.look(top)
 
     def take(self, end_ns: int) -> list[OpenCollective]:
         """Return the collectives that began by a time; later ones belong to the next segment."""

@@ -288,10 +288,7 @@ class StepRecorder:
     def on_segment_end(self, segment: StepSegment) -> None:
         """Move the records since the last segment into the segment that ends."""
         self._thread.drain_into(segment)
-        collectives = self._output.collectives
-        segment.collectives = collectives.take(segment.end_ns)
-        if segment.detailed and segment.collectives:
-            collectives.buckets.name(segment.collectives, segment.phases)
+        segment.collectives = self._output.collectives.take(segment.end_ns)
 
     def on_record(self, kind: str, segments: list[StepSegment]) -> None:
         """Number a record, and hand it over unless values may still be logged to it."""

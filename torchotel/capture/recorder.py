@@ -135,11 +135,7 @@ class Capture:
             self.threads.others_forward,
             self.warn,
         )
-        self.registry.on_model_named = self._on_model_named
-
-    def _on_model_named(self, module: Module) -> None:
-        self.compile_hooks.wrap_regions(module)
-        self.collectives.find_buckets(self.registry.topmost(module))
+        self.registry.on_model_named = self.compile_hooks.wrap_regions
 
     def _make_event_hooks(self) -> None:
         self.event_hooks = EventHooks(

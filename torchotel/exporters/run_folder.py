@@ -159,7 +159,7 @@ def _begin(folder: Path) -> LineFile:
         FileExistsError: The folder has a run, or the path is a file.
     """
     folder.parent.mkdir(mode=0o700 if is_of_rank(folder) else 0o777, parents=True, exist_ok=True)
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # another rank may have just discarded the parent
+    folder.mkdir(mode=0o700, exist_ok=True)
     if (folder / RUN_NAME).exists() or any(folder.glob(TRACE_GLOB)):
         raise FileExistsError
     try:
@@ -169,13 +169,11 @@ def _begin(folder: Path) -> LineFile:
 
 
 def discard_folder(folder: Path) -> None:
-    """Delete an empty run, and its folder unless that has other files; for a rank, also the folder of the run."""
+    """Delete an empty run, and its folder unless that has other files; other ranks may be about to use its parent."""
     for name in (RUN_NAME, f".{RUN_NAME}.new", METRICS_NAME):  # a companion may be killed before it renames the new one
         (folder / name).unlink(missing_ok=True)
     with contextlib.suppress(OSError):
         folder.rmdir()
-        if is_of_rank(folder):
-            folder.parent.rmdir()
 
 
 def next_segment(folder: Path) -> Path:
