@@ -165,8 +165,8 @@ def own_folder(record: Path, identity: Identity) -> Path:
     return record if identity.world_size == 1 else record / f"rank{identity.rank}"
 
 
-def is_of_rank(folder: Path) -> bool:
-    """Return whether a run folder has the name of a rank's; a number follows if an earlier run has recorded to it."""
+def has_rank_name(folder: Path) -> bool:
+    """Return whether a folder is named as the folder of a rank: `rank3`, or `rank3-2` if an earlier run has `rank3`."""
     return re.fullmatch(r"rank\d+(-\d+)?", folder.name) is not None
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from torchotel._types import ConfigError
-from torchotel._utils.distributed import is_of_rank
+from torchotel._utils.distributed import has_rank_name
 
 RUN_NAME = "run.json"
 METRICS_NAME = "metrics.jsonl"
@@ -158,7 +158,7 @@ def _begin(folder: Path) -> LineFile:
     Raises:
         FileExistsError: The folder has a run, or the path is a file.
     """
-    folder.parent.mkdir(mode=0o700 if is_of_rank(folder) else 0o777, parents=True, exist_ok=True)
+    folder.parent.mkdir(mode=0o700 if has_rank_name(folder) else 0o777, parents=True, exist_ok=True)
     folder.mkdir(mode=0o700, exist_ok=True)
     if (folder / RUN_NAME).exists() or any(folder.glob(TRACE_GLOB)):
         raise FileExistsError
@@ -169,7 +169,7 @@ def _begin(folder: Path) -> LineFile:
 
 
 def discard_folder(folder: Path) -> None:
-    """Delete an empty run, and its folder unless that has other files; other ranks may be about to use its parent."""
+    """Delete an empty run, and its folder unless that has other files; its parent stays, as other ranks may use it."""
     for name in (RUN_NAME, f".{RUN_NAME}.new", METRICS_NAME):  # a companion may be killed before it renames the new one
         (folder / name).unlink(missing_ok=True)
     with contextlib.suppress(OSError):

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from torchotel import _semconv as names
-from torchotel._utils.distributed import is_of_rank
+from torchotel._utils.distributed import has_rank_name
 from torchotel.runs.reader import Run, RunError, holds_run, open_run, read_info
 
 _START_TIME = re.compile(r"\d{8}-\d{6}-")
@@ -36,7 +36,7 @@ def open_ranks(folder: Path) -> Sequence[Run]:
     Raises:
         RunError: There is no such folder, or the folder holds no run.
     """
-    if is_of_rank(folder.resolve()):
+    if has_rank_name(folder.resolve()):
         return [open_run(folder)]
     return [open_run(path) for path in sibling_ranks(newest_in(folder) or folder)]
 
@@ -54,12 +54,12 @@ def open_runs(folder: Path) -> Sequence[Run]:
 
 def newest_in(folder: Path, ranks: str = "rank*") -> Path | None:
     """Return the folder, or the folder of a rank in it, to which a run has recorded last; None: there is no run."""
-    of_ranks = (path for path in folder.glob(ranks) if is_of_rank(path))
+    of_ranks = (path for path in folder.glob(ranks) if has_rank_name(path))
     return max(filter(holds_run, (folder, *of_ranks)), key=last_change, default=None)
 
 
 def last_change(folder: Path) -> tuple[int, str]:
-    """Return when a run folder was changed last, for a comparison; of two equal times, the name decides."""
+    """Return when a run folder was changed last, for a comparison; equal times are ordered by name."""
     path = folder / "metrics.jsonl"
     return (path if path.exists() else folder).stat().st_mtime_ns, folder.name
 
@@ -90,14 +90,14 @@ def sibling_ranks(folder: Path) -> Sequence[Path]:
 
 def run_folder(folder: Path) -> Path:
     """Return the folder of the run that contains the folder of a rank; another folder is returned unchanged."""
-    return folder.parent if is_of_rank(folder) else folder
+    return folder.parent if has_rank_name(folder) else folder
 
 
 def run_name(runs: Sequence[Run]) -> str:
     """Return the name of a run, with the rank if only the folder of one rank was opened."""
     folder = runs[0].folder.resolve()
     name = run_folder(folder).name
-    return f"{name}-{folder.name}" if len(runs) == 1 and is_of_rank(folder) else name
+    return f"{name}-{folder.name}" if len(runs) == 1 and has_rank_name(folder) else name
 
 
 def rank_of(run: Run) -> int:
@@ -127,7 +127,7 @@ def _identity(run: Path, info: Any) -> _Identity | None:
     resource = _resource(info)
     record = (info.get("config") or {}).get("record")
     name = Path(record).name if isinstance(record, str) else run.name
-    described = [resource.get(name) for name in (names.RUN_ID, names.RUN_GENERATION, names.WORLD_SIZE)]
+    described = [resource.get(key) for key in (names.RUN_ID, names.RUN_GENERATION, names.WORLD_SIZE)]
     identity = _Identity(_START_TIME.sub("", name, count=1), info.get("launch"), *described)
     return identity if identity.run_id and identity.world_size != 1 else None
 
