@@ -18,7 +18,7 @@ from torch.utils.data import get_worker_info
 from torchotel import _semconv as names
 from torchotel._records import Alignment, Baggage, Error, Record, Recordable, SpanReference, StepRecord
 from torchotel._types import ConfigError
-from torchotel._utils.distributed import NOT_AGREED, Identity, agree_on_launch, identify, own_folder, own_run
+from torchotel._utils.distributed import NOT_AGREED, Identity, agree_on_launch, identify, own_run, rank_folder_name
 from torchotel._utils.faults import Guard, Warn
 from torchotel._utils.process import is_child, script_name
 from torchotel.capture.cuda import device_id
@@ -136,7 +136,7 @@ class Session:
             return make_thread(undo)
 
         if self._config.record is not None and not is_child():
-            check_folder(own_folder(self._config.record, self._resource.identity))
+            check_folder(self._config.record / rank_folder_name(self._resource.identity))
         load_endpoint(self._config)
         id_source = IdGenerator(self._config.sampler, self._config.sampler_ratio)
         return DeferredBackend(make_late, id_source, self._capture_stats, self._begin)

@@ -46,7 +46,7 @@ def test_a_rank_that_fails(folder: Path) -> None:
     done = run(folder, "--record=mine", "train.py", "fail")
     assert done.returncode == 1
     assert "exitcode  : 5" in done.stderr
-    assert "recorded in mine/rank0 to mine/rank1" in done.stdout
+    assert "recorded in mine/rank0 … mine/rank1" in done.stdout
 
 
 def test_bad_options_start_no_rank(folder: Path) -> None:
@@ -76,7 +76,7 @@ def test_a_program_that_records_to_its_own_folder(folder: Path) -> None:
     program.write_text(f"import torchotel\ntorchotel.instrument(record='own')\n{program.read_text()}")
     done = run(folder, "train.py", "once")
     assert done.returncode == 0, done.stderr
-    assert "recorded in own/rank0-2 to own/rank1-2\n  torchotel summary own " in done.stdout
+    assert "recorded in own-2/rank0 … own-2/rank1\n  torchotel summary own-2 " in done.stdout
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -101,6 +101,6 @@ def test_a_signal_ends_all_ranks(folder: Path, number: signal.Signals) -> None:
         os.killpg(process.pid, number)
     rest, _ = process.communicate(timeout=commands.TIMEOUT_S)
     assert process.returncode != 0
-    assert "recorded in mine/rank0 to mine/rank1" in rest
+    assert "recorded in mine/rank0 … mine/rank1" in rest
     steps = [[line for line in run.records() if line.kind == "step"] for run in open_ranks(folder / "mine")]
     assert [len(lines) for lines in steps] == [4, 4]

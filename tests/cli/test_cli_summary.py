@@ -43,9 +43,28 @@ def test_shows_all_ranks_of_the_newest_run(
     assert main(["summary"]) == 0
     shown = capsys.readouterr().out
     assert shown.startswith("no rank is named as slow: ")
-    assert "\nrank 0\nsteps       2" in shown
+    assert "\nrank 0 of 3\nsteps       2" in shown
     folders = "torchotel-runs/a/rank0 … torchotel-runs/a/rank1"
-    assert shown.endswith(f"\nread from {folders}; 1 of 3 ranks are missing there\n")
+    assert shown.endswith(f"\nread from {folders}; missing there: 1 of 3 ranks\n")
+
+
+def test_names_the_only_rank_and_the_later_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "run"
+    for time_s, name in enumerate(("run/rank1", "run-2/rank1", "run-3/rank1", "run-10/rank1")):
+        resource = {"torch.run.id": name, "torch.rank": 1, "torch.world_size": 2}
+        run_folders.write(tmp_path / name, info={"resource": resource}, units=[run_folders.step(0, 0.1)])
+        os.utime(tmp_path / name / "metrics.jsonl", (time_s, time_s))
+    assert main(["summary", str(folder)]) == 0
+    shown = capsys.readouterr().out
+    assert shown.startswith("rank 1 of 2\nsteps       1")
+    later = ", ".join(f"{folder}-{number}" for number in (2, 3, 10))
+    assert shown.endswith(
+        f"\nread from {folder / 'rank1'}; missing there: 1 of 2 ranks\n\nlater runs with this name: {later}\n"
+    )
+    assert main(["summary", str(folder / "rank1")]) == 0
+    shown = capsys.readouterr().out
+    assert shown.startswith("rank 1 of 2\n")
+    assert "missing" not in shown
 
 
 @pytest.mark.program

@@ -23,7 +23,14 @@ from torchotel.exporters.base import ExportCounts
 from torchotel.exporters.otlp.json_encoder import JsonEncoder
 from torchotel.exporters.otlp.protobuf import FLAG_IS_REMOTE
 from torchotel.exporters.run_file import MAX_LINE_SPANS, SEGMENT_BYTES, RunFile
-from torchotel.exporters.run_folder import ClaimedFolder, LineFile, check_folder, claim_folder, discard_folder
+from torchotel.exporters.run_folder import (
+    ClaimedFolder,
+    LineFile,
+    check_folder,
+    claim_folder,
+    discard_folder,
+    earlier_folders,
+)
 from torchotel.runs.reader import open_run
 
 
@@ -346,8 +353,32 @@ def test_a_check_of_the_folder_refuses_a_file(tmp_path: Path, inside: str) -> No
 
 def test_an_empty_rank_leaves_the_folder_of_the_run(tmp_path: Path) -> None:
     """Another rank may be about to record there."""
-    rank = claim_folder(tmp_path / "run" / "rank0")
+    rank = claim_folder(tmp_path / "run", "rank0")
     rank.metrics.close()
     discard_folder(rank.path)
     assert list(tmp_path.rglob("*")) == [tmp_path / "run"]
     assert stat.S_IMODE((tmp_path / "run").stat().st_mode) == 0o700
+
+
+def test_ranks_and_runs_of_one_process_share_no_folder(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The ranks of a launch are together. A process without records may only start the ranks, which use its folder."""
+
+    def claim(rank: str = "", *, records: bool = True) -> str:
+        folder, metrics = claim_folder(tmp_path / "run", rank)
+        if records:
+            metrics.append(b"{}")
+        metrics.close()
+        return str(folder.relative_to(tmp_path))
+
+    assert claim(records=False) == "run"
+    assert [claim(f"rank{rank}") for rank in (0, 1, 0, 1)] == ["run/rank0", "run/rank1", "run-2/rank0", "run-2/rank1"]
+    assert [claim(), claim()] == ["run-3", "run-4"]
+    assert claim("rank0") == "run-5/rank0"
+    assert claim("rank2") == "run/rank2"  # a launch with more ranks, in folders that are claimed without an agreement
+    assert len(caplog.records) == 5
+    assert (
+        f"{tmp_path / 'run'} holds a run already, so this run is recorded in {tmp_path / 'run-2/rank0'}" in caplog.text
+    )
+    earlier = [*earlier_folders(Path("run"), tmp_path / "run-5/rank0")]
+    assert earlier == [tmp_path / "run/rank0", tmp_path / "run-2/rank0"]
+    assert [*earlier_folders(Path("run"), tmp_path / "run-3")] == [tmp_path / "run", tmp_path / "run-2"]

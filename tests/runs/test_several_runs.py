@@ -7,12 +7,34 @@ import pytest
 from support import run_folders as folders
 
 from torchotel.runs import RunError
-from torchotel.runs.rank_folders import open_ranks, open_runs, sibling_ranks
+from torchotel.runs.rank_folders import later_runs, open_ranks, open_runs, sibling_ranks
 
 
 def _write(folder: Path, rank: int | None = None) -> Path:
     resource = {} if rank is None else {"torch.rank": rank}
     return folders.write(folder, info={"resource": resource}, units=[folders.step(0, 0.1)])
+
+
+def _write_rank(
+    folder: Path,
+    rank: int,
+    run_id: str,
+    *,
+    generation: int = 0,
+    world_size: int = 2,
+    record: str = "run",
+    changed_s: int = 0,
+) -> Path:
+    described = {
+        "torch.run.id": run_id,
+        "torch.run.generation": generation,
+        "torch.rank": rank,
+        "torch.world_size": world_size,
+    }
+    config = {"record": f"/elsewhere/{record}"}
+    folders.write(folder, info={"config": config, "resource": described}, units=[folders.step(0, 0.1)])
+    os.utime(folder / "metrics.jsonl", (changed_s, changed_s))
+    return folder
 
 
 def test_opens_a_run_or_those_in_a_folder(tmp_path: Path) -> None:
@@ -26,32 +48,62 @@ def test_opens_a_run_or_those_in_a_folder(tmp_path: Path) -> None:
 
 def test_takes_rank_0_for_all_ranks_of_a_run(tmp_path: Path) -> None:
     """Rank 0 represents all ranks of a run, since ranks wait for each other; any rank can be opened by its path."""
-    written = {(run, rank): _write(tmp_path / str(run) / f"rank{rank}", rank) for run in (1, 2) for rank in (0, 1)}
+    written = {
+        (run, rank): _write_rank(tmp_path / str(run) / f"rank{rank}", rank, str(run))
+        for run in (1, 2)
+        for rank in (0, 1)
+    }
     assert [run.folder for run in open_runs(tmp_path)] == [written[1, 0], written[2, 0]]
     assert [run.folder for run in open_runs(written[1, 1])] == [written[1, 1]]
 
 
-def _write_rank(folder: Path, rank: int, run_id: str, *, generation: int = 0, changed_s: int = 0) -> Path:
-    described = {"torch.run.id": run_id, "torch.run.generation": generation, "torch.rank": rank, "torch.world_size": 2}
-    folders.write(folder, info={"resource": described}, units=[folders.step(0, 0.1)])
-    os.utime(folder / "metrics.jsonl", (changed_s, changed_s))
-    return folder
-
-
 def test_opens_all_ranks_by_their_common_name(tmp_path: Path) -> None:
-    """The newest run in the folder counts, also one without ranks; runs in other folders are other runs."""
-    first = [_write_rank(tmp_path / f"run/rank{rank}", rank, "a", changed_s=1) for rank in (1, 0)]
-    restarted = [_write_rank(tmp_path / f"run/rank{rank}-2", rank, "a", generation=1, changed_s=2) for rank in (0, 1)]
-    other = [_write_rank(tmp_path / f"run-2/rank{rank}", rank, "a", generation=1, changed_s=3) for rank in (0, 1)]
-    assert [run.folder for run in open_ranks(tmp_path / "run")] == restarted
-    assert sibling_ranks(first[0]) == first[::-1]
-    assert [run.folder for run in open_ranks(tmp_path / "run-2")] == other
-    assert [run.folder for run in open_ranks(restarted[1])] == [restarted[1]]
-    assert [run.folder for run in open_runs(tmp_path / "run")] == restarted[:1]
-    assert [run.folder for run in open_runs(tmp_path)] == [restarted[0], other[0]]
-    folders.write(tmp_path / "alone", info={}, units=[folders.step(0, 0.1)])
-    alone = [path.rename(tmp_path / "run" / path.name).parent for path in (tmp_path / "alone").iterdir()]
-    assert [run.folder for run in open_ranks(tmp_path / "run")] == alone[:1]
+    """Runs in other folders are other runs."""
+    first = [_write_rank(tmp_path / f"run/rank{rank}", rank, "a", changed_s=1) for rank in (1, 0)][::-1]
+    second = [_write_rank(tmp_path / f"run-2/rank{rank}", rank, "a", generation=1, changed_s=2) for rank in (0, 1)]
+    for ranks in (first, second):
+        assert [run.folder for run in open_ranks(ranks[0].parent)] == ranks
+        assert [list(sibling_ranks(rank)) for rank in ranks] == [ranks, ranks]
+        assert [run.folder for run in open_ranks(ranks[1])] == [ranks[1]]
+        assert [run.folder for run in open_runs(ranks[0].parent)] == ranks[:1]
+    assert [run.folder for run in open_runs(tmp_path)] == [first[0], second[0]]
+
+
+def test_opens_the_newest_run_of_a_folder_that_several_launches_share(tmp_path: Path) -> None:
+    """A launch with more ranks than an earlier one: its ranks are in two folders."""
+    for rank in (0, 1):
+        _write_rank(tmp_path / f"run/rank{rank}", rank, "a", changed_s=1)
+    ranks = [
+        _write_rank(tmp_path / folder, rank, "b", world_size=3, changed_s=2)
+        for rank, folder in enumerate(("run-2/rank0", "run-2/rank1", "run/rank2"))
+    ]
+    assert [[run.folder for run in open_ranks(tmp_path / name)] for name in ("run", "run-2")] == [ranks, ranks]
+    assert [run.folder for run in open_runs(tmp_path)] == ranks[:1]
+
+
+def test_opens_the_rank_that_a_link_names(tmp_path: Path) -> None:
+    ranks = [_write_rank(tmp_path / f"run/rank{rank}", rank, "a") for rank in (0, 1)]
+    (tmp_path / "last").symlink_to(ranks[1])
+    moved = ranks[0].rename(tmp_path / "moved")
+    ranks[0].symlink_to(moved)
+    assert [[run.folder for run in open_ranks(path)] for path in (tmp_path / "last", ranks[0])] == [
+        [tmp_path / "last"],
+        ranks[:1],
+    ]
+    assert [run.folder for run in open_ranks(tmp_path / "run")] == ranks
+
+
+def test_finds_the_later_runs_of_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not those that are named alike, and not the other ranks of the run."""
+    first = [_write_rank(tmp_path / name, rank, "a", changed_s=2) for rank, name in enumerate(("run", "run-2"))]
+    _write_rank(tmp_path / "run-3/rank0", 0, "b", changed_s=3)
+    for name, changed_s in (("run-10", 4), ("run-4", 1), ("run-test", 5), ("5", 5)):
+        _write_rank(tmp_path / name, 0, name, changed_s=changed_s)
+    (tmp_path / "run-11").mkdir()
+    assert [path.name for path in later_runs(tmp_path / "run", first)] == ["run-3", "run-10"]
+    monkeypatch.chdir(first[0])
+    assert [path.name for path in later_runs(Path(), first)] == ["run-3", "run-10"]
+    assert not later_runs(tmp_path / "run-2", first[1:])
 
 
 @pytest.mark.parametrize(("inside", "named"), [(".", "run"), ("run", "."), ("run/rank0", "..")])
@@ -100,7 +152,8 @@ def test_finds_ranks_in_a_folder_that_was_renamed(tmp_path: Path) -> None:
 
 def test_finds_ranks_that_started_at_different_times(tmp_path: Path) -> None:
     """Without `--record`, `torchotel run` names the folder of each rank by the start time of that rank."""
-    ranks = [_write_rank(tmp_path / f"20261126-10000{rank}-train/rank{rank}", rank, "a") for rank in (0, 1)]
+    names = [f"20261126-10000{rank}-train" for rank in (0, 1)]
+    ranks = [_write_rank(tmp_path / f"{name}/rank{rank}", rank, "a", record=name) for rank, name in enumerate(names)]
     _write_rank(tmp_path / "20261126-100000-train/rank1", 1, "another")
     assert sibling_ranks(ranks[0]) == sibling_ranks(ranks[1]) == ranks
 

@@ -160,14 +160,14 @@ def agree_on_launch(store: Store | None, run_id: str) -> AgreedLaunch:
     return NOT_AGREED
 
 
-def own_folder(record: Path, identity: Identity) -> Path:
-    """Return this process's folder of a run file; with several ranks, each rank has a folder in that of the run."""
-    return record if identity.world_size == 1 else record / f"rank{identity.rank}"
+def rank_folder_name(identity: Identity) -> str:
+    """Return the name of this rank's folder in the folder of the run; empty for the only process of a run."""
+    return "" if identity.world_size == 1 else f"rank{identity.rank}"
 
 
 def has_rank_name(folder: Path) -> bool:
-    """Return whether a folder is named as the folder of a rank: `rank3`, or `rank3-2` if an earlier run has `rank3`."""
-    return re.fullmatch(r"rank\d+(-\d+)?", folder.name) is not None
+    """Return whether a folder is named as the folder of a rank."""
+    return re.fullmatch(r"rank\d+", folder.name) is not None
 
 
 def own_port(port: int, local_rank: int | None) -> int:

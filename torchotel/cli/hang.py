@@ -19,7 +19,7 @@ from pathlib import Path
 from torchotel._collectives import EnqueuedCollective
 from torchotel._utils.stacks import MAX_FRAMES, MAX_THREADS
 from torchotel._utils.text import RED, Output, cut, duration
-from torchotel.cli.summary import newest
+from torchotel.cli.summary import later_in_words, newest
 from torchotel.cli.terminal import Terminal
 from torchotel.runs.hang import Hang, RankEvidence, find_hang, named, read_evidence, source_of
 from torchotel.runs.tables import table
@@ -50,7 +50,9 @@ def call(arguments: argparse.Namespace) -> int:
         return 1
     print("no hang found:")
     waits = (f"rank {rank.rank} waits in {place}" for rank in ranks for place in _waits(rank))
-    for line in islice(chain(verdict.reasons, waits), MAX_LINES):
+    folders = [rank.folder for rank in ranks]
+    later = (line for folder in arguments.runs for line in later_in_words(folder, folders))
+    for line in islice(chain(verdict.reasons, waits, later), MAX_LINES):
         print(*output.wrap(f"  {cut(line, MAX_LINE)}", "    "), sep="\n")
     return 0
 

@@ -180,7 +180,7 @@ class _Recording:
         if not folder.is_dir():
             if stats["spans_recorded"]:
                 _note(f"{shown}: the recording no longer exists")
-            else:
+            elif self._note_folder_in is None:  # else the process that started the ranks says it once
                 advice = (
                     "If the program starts processes that train, set TORCHOTEL_RECORD and run it as "
                     "opentelemetry-instrument python …"

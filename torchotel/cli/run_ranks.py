@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
@@ -43,6 +44,7 @@ def run_ranks(ranks: str, program: Program, arguments: argparse.Namespace, recor
         return _refuse(f"--nproc-per-node takes a number of ranks or one of {', '.join(KINDS)}, not {ranks!r}")
     if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
         return _refuse("a launcher has started this process as a rank (RANK is set); leave out --nproc-per-node")
+    is_new = not record.exists()
     with TemporaryDirectory() as notes:
         words = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
         words += ["-m", "torchotel", "run", "--quiet", *_as_words(arguments), f"--record={record}"]
@@ -56,6 +58,9 @@ def run_ranks(ranks: str, program: Program, arguments: argparse.Namespace, recor
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal sends it to torchrun, too, which ends the ranks
         code = process.wait()
         folders = [Path(note.read_text()) for note in Path(notes).iterdir()]
+    if is_new:
+        with suppress(OSError):  # the ranks have recorded there
+            record.rmdir()
     if not arguments.quiet:
         _show(folders)
     return code
@@ -88,7 +93,7 @@ def _show(folders: Sequence[Path]) -> None:
     runs = [open_run(folder) for folder in sibling_ranks(recorded[0])]
     names = [printable(str(_shown(run.folder))) for run in runs]
     print(f"\n{render_ranks(compare_ranks(runs), top=TOP_RANKS, output=Terminal())}\n" if len(runs) > 1 else "")
-    print(f"recorded in {f'{names[0]} to {names[-1]}' if len(runs) > 1 else names[0]}")
+    print(f"recorded in {f'{names[0]} … {names[-1]}' if len(runs) > 1 else names[0]}")
     name = printable(str(_shown(run_folder(runs[0].folder) if len(runs) > 1 else runs[0].folder)))
     print(f"  torchotel summary {name}    prints all tables")
     print(f"  torchotel report {name}     writes one HTML page of them")

@@ -8,14 +8,24 @@ RUN/rank1, that rank is shown alone.
 """
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from torchotel._utils.text import printable
 from torchotel.cli.run import RUNS
 from torchotel.cli.terminal import Terminal, layers_to_show
 from torchotel.runs import Run, RunError, open_run, render, summarise
-from torchotel.runs.rank_folders import last_change, newest_in, open_ranks, rank_of, sibling_ranks, world_size
+from torchotel.runs.rank_folders import (
+    MAX_NAMED,
+    last_change,
+    later_runs,
+    names_rank,
+    newest_in,
+    open_ranks,
+    rank_of,
+    sibling_ranks,
+    world_size,
+)
 from torchotel.runs.slow_rank import compare_ranks
 from torchotel.runs.tables import render_ranks
 
@@ -34,19 +44,36 @@ def call(arguments: argparse.Namespace) -> int:
     run, *others = runs
     if others:
         print(render_ranks(compare_ranks(runs), top=arguments.top, output=output), end="\n\n")
-        print(f"rank {rank_of(run)}")
+    if world_size(run) > 1:
+        print(f"rank {rank_of(run)} of {world_size(run):,}")
     print(render(summarise(run.records(), run.spans()), run.info, top=arguments.top, output=output))
-    if others or arguments.run is None:
-        print(f"\nread from {printable(ranks_in_words(runs))}")
+    for note in _notes(arguments.run, runs):
+        print(f"\n{printable(note)}")
     return 0
 
 
-def ranks_in_words(runs: Sequence[Run]) -> str:
-    """Return the folder of a run; for several ranks, their first and last folder, and how many ranks are missing."""
-    folders = [str(run.folder) for run in (runs if len(runs) == 1 else (runs[0], runs[-1]))]
-    missing = world_size(runs[0]) - len(runs) if len(runs) > 1 else 0
-    note = f"; {missing:,} of {world_size(runs[0]):,} ranks are missing there" if missing > 0 else ""
-    return " … ".join(folders) + note
+def _notes(named: Path | None, runs: Sequence[Run]) -> Iterator[str]:
+    """Yield where the runs were read from, if the name does not say it, and the later runs with this name."""
+    missing = 0 if named and names_rank(named) else world_size(runs[0]) - len(runs)
+    if len(runs) > 1 or missing > 0 or named is None:
+        folders = [str(run.folder) for run in (runs if len(runs) == 1 else (runs[0], runs[-1]))]
+        note = f"; missing there: {missing:,} of {world_size(runs[0]):,} ranks" if missing > 0 else ""
+        yield f"read from {' … '.join(folders)}{note}"
+    if named is not None:
+        yield from later_in_words(named, [run.folder for run in runs])
+
+
+def later_in_words(named: Path, folders: Sequence[Path]) -> Iterator[str]:
+    """Yield a line that names the later runs which were to be recorded to a folder; nothing without such runs.
+
+    Args:
+        named: The folder that the command line names.
+        folders: The folders that were read.
+    """
+    later = [str(path) for path in later_runs(named, folders)]
+    if later:
+        shown = ", ".join(later) if len(later) <= MAX_NAMED else f"{later[0]} … {later[-1]}"
+        yield f"later runs with this name: {shown}"
 
 
 def chosen(run: Path | None) -> Sequence[Run]:

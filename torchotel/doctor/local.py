@@ -10,7 +10,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from torchotel._limits import MAX_RUN_FILE_BYTES
-from torchotel._utils.distributed import identify, own_folder, own_port
+from torchotel._utils.distributed import identify, own_port, rank_folder_name
 from torchotel._utils.installation import stack_folder, stack_targets
 from torchotel._utils.process import MAX_PORT, owner_of
 from torchotel.config.config import Config
@@ -121,7 +121,7 @@ def check_folders(config: Config, environ: Mapping[str, str]) -> Iterator[Findin
     if config.record is None:
         yield ok(_FOLDERS, "no run file is configured (record); torchotel run writes one to torchotel-runs")
     else:
-        yield _check_folder(own_folder(config.record, identify(environ)), "record")
+        yield _check_folder(config.record / rank_folder_name(identify(environ)), "record")
     if config.discovery_dir is not None:
         yield _check_folder(config.discovery_dir, "discovery_dir")
 

@@ -10,7 +10,7 @@ from importlib import import_module
 from opentelemetry.trace import TracerProvider
 
 from torchotel import _semconv as names
-from torchotel._utils.distributed import Identity, own_folder
+from torchotel._utils.distributed import Identity, rank_folder_name
 from torchotel._utils.faults import Guard
 from torchotel._utils.installation import package_version, stack_targets
 from torchotel.config.config import Config
@@ -178,7 +178,7 @@ def claim_run_folder(config: Config, identity: Identity) -> ClaimedFolder | None
     Raises:
         ConfigError: The folder cannot be used.
     """
-    return None if config.record is None else claim_folder(own_folder(config.record, identity))
+    return None if config.record is None else claim_folder(config.record, rank_folder_name(identity))
 
 
 def claim_endpoint(

@@ -92,28 +92,38 @@ class ClaimedFolder(NamedTuple):
     """Its `metrics.jsonl`, which claims the folder."""
 
 
-def claim_folder(wanted: Path) -> ClaimedFolder:
-    """Claim a folder, or the first free one of `<name>-2`, `<name>-3`, … if it has a run; create it with mode 0700.
+def claim_folder(record: Path, rank: str = "") -> ClaimedFolder:
+    """Claim the folder of a run, or of a rank in it; create it with mode 0700.
+
+    If the folder holds a run, the first free one of `<name>-2`, `<name>-3`, … is claimed. A folder holds ranks, or the
+    run of one process. All ranks of a second launch pass over the folder of the first, so they are together again.
+
+    Args:
+        record: The folder of the run.
+        rank: Name of the rank's folder in it, see `rank_folder_name`; empty: the run has one process.
 
     Raises:
         ConfigError: The folder cannot be created.
     """
-    wanted = wanted.absolute()  # the program may change its working directory
-    for folder in _candidates(wanted):
+    record = record.absolute()  # the program may change its working directory
+    for run in _candidates(record):
+        folder = run / rank
         try:
-            metrics = _begin(folder)
-        except FileExistsError as error:
-            if folder == wanted and not folder.is_dir():
-                raise ConfigError("record", os.fspath(wanted), "a folder, but a file is there") from error
+            if _holds_other_kind(run, rank):
+                continue
+            metrics = _begin(run, folder)
+        except (FileExistsError, NotADirectoryError) as error:
+            if run == record and not folder.is_dir():
+                raise ConfigError("record", os.fspath(record), "a folder, but a file is there") from error
         except OSError as error:
             takes = f"a folder that can be written to ({error.strerror})"
-            raise ConfigError("record", os.fspath(wanted), takes) from error
+            raise ConfigError("record", os.fspath(record), takes) from error
         else:
-            if folder != wanted:
+            if run != record:
                 _logger.warning(
-                    "%s holds a run already, so this run is recorded in %s. Set `record` (TORCHOTEL_RECORD) to a new "
-                    "folder for each run to choose its name.",
-                    wanted,
+                    "%s holds a run already, so this run is recorded in %s. To choose the folder, set `record` "
+                    "(TORCHOTEL_RECORD) to another one for each run.",
+                    record,
                     folder,
                 )
             return ClaimedFolder(folder, metrics)
@@ -136,30 +146,42 @@ def check_folder(wanted: Path) -> None:
         raise ConfigError("record", os.fspath(wanted), f"a folder that can be written to, but {found} cannot")
 
 
-def earlier_folders(wanted: Path, claimed: Path) -> Iterator[Path]:
-    """Yield the folders of earlier runs that `claim_folder` has passed over.
+def earlier_folders(record: Path, claimed: Path) -> Iterator[Path]:
+    """Yield the folders of earlier runs that `claim_folder` has passed over, or of this rank in them.
 
     Args:
-        wanted: The path that was passed to `claim_folder`.
+        record: The folder of the run that was passed to `claim_folder`.
         claimed: The folder that it returned.
     """
-    earlier = _candidates(claimed.with_name(wanted.name))  # the program may have changed its working directory
-    return takewhile(lambda folder: folder != claimed and folder.exists(), earlier)
+    rank = claimed.name if has_rank_name(claimed) and not has_rank_name(record) else ""
+    own = claimed.parent if rank else claimed
+    runs = _candidates(own.with_name(record.name))  # the program may have changed its working directory
+    return (run / rank for run in takewhile(lambda run: run != own and run.exists(), runs) if (run / rank).exists())
 
 
-def _candidates(wanted: Path) -> Iterator[Path]:
-    names = chain((wanted.name,), (f"{wanted.name}-{number}" for number in count(2)))
-    return map(wanted.with_name, names)
+def _candidates(record: Path) -> Iterator[Path]:
+    names = chain((record.name,), (f"{record.name}-{number}" for number in count(2)))
+    return map(record.with_name, names)
 
 
-def _begin(folder: Path) -> LineFile:
+def _holds_other_kind(run: Path, rank: str) -> bool:
+    """Return whether a folder holds a run of one process, for a rank, or else ranks.
+
+    A run without records does not count: the process may only start the ranks.
+    """
+    folders = (run,) if rank else run.glob("rank*")
+    files = (path for folder in folders for name in (METRICS_NAME, TRACE_GLOB) for path in folder.glob(name))
+    return any(path.stat().st_size for path in files)
+
+
+def _begin(run: Path, folder: Path) -> LineFile:
     """Claim a folder by creating `metrics.jsonl`, in which only one process can succeed.
 
     Raises:
         FileExistsError: The folder has a run, or the path is a file.
     """
-    folder.parent.mkdir(mode=0o700 if has_rank_name(folder) else 0o777, parents=True, exist_ok=True)
-    folder.mkdir(mode=0o700, exist_ok=True)
+    for path in (run, folder):
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
     if (folder / RUN_NAME).exists() or any(folder.glob(TRACE_GLOB)):
         raise FileExistsError
     try:

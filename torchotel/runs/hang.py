@@ -177,8 +177,10 @@ def read_evidence(folders: Iterable[Path]) -> list[RankEvidence]:
     Raises:
         RunError: There is no run in a folder, or the folders are of several runs.
     """
-    named_runs = [run for folder in folders for run in open_ranks(folder)]
-    found = {path.resolve() for run in named_runs for path in sibling_ranks(run.folder)}
+    found: set[Path] = set()
+    for run in (run for folder in folders for run in open_ranks(folder)):
+        if run.folder.resolve() not in found:
+            found.update(path.resolve() for path in sibling_ranks(run.folder))
     runs = [open_run(path) for path in sorted(found)]
     launches = {(str(run.info.get("run_id")), _resource_int(run, names.RUN_GENERATION, 0)) for run in runs}
     if len(launches) > 1:

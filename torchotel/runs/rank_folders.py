@@ -5,7 +5,7 @@ are `run` and `run-2`.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,6 +15,10 @@ from torchotel.runs.reader import Run, RunError, holds_run, open_run, read_info
 
 _START_TIME = re.compile(r"\d{8}-\d{6}-")
 """Beginning of the names that `torchotel run` gives, where the ranks of a run can differ."""
+
+
+MAX_NAMED = 4
+"""Runs that a message names."""
 
 
 class _Identity(NamedTuple):
@@ -36,9 +40,19 @@ def open_ranks(folder: Path) -> Sequence[Run]:
     Raises:
         RunError: There is no such folder, or the folder holds no run.
     """
-    if has_rank_name(folder.resolve()):
+    if names_rank(folder):
         return [open_run(folder)]
-    return [open_run(path) for path in sibling_ranks(newest_in(folder) or folder)]
+    newest = newest_in(folder)
+    inside = [] if newest else [path.name for path in sorted(folder.glob("*")) if newest_in(path)]
+    if inside:
+        shown = ", ".join(inside[-MAX_NAMED:])
+        raise RunError(f"{folder}: no run in it, but in {len(inside):,} of its folders; name one of them: {shown}")
+    return [open_run(path) for path in sibling_ranks(newest or folder)]
+
+
+def names_rank(folder: Path) -> bool:
+    """Return whether a path is the folder of one rank, or a link to it."""
+    return has_rank_name(folder) or has_rank_name(folder.resolve())
 
 
 def open_runs(folder: Path) -> Sequence[Run]:
@@ -47,15 +61,14 @@ def open_runs(folder: Path) -> Sequence[Run]:
     Raises:
         RunError: The folder does not exist, or holds no run of a rank 0.
     """
-    inner = [] if newest_in(folder) else [newest_in(path, "rank0*") for path in sorted(folder.glob("*"))]
-    runs = [open_run(path) for path in inner if path]
-    return [run for run in runs if rank_of(run) == 0] or open_ranks(folder)[:1]
+    inner = [] if newest_in(folder) else [path for path in sorted(folder.glob("*")) if newest_in(path)]
+    runs = {run.folder: run for path in inner for run in open_ranks(path)[:1] if rank_of(run) == 0}
+    return [*runs.values()] or open_ranks(folder)[:1]
 
 
-def newest_in(folder: Path, ranks: str = "rank*") -> Path | None:
+def newest_in(folder: Path) -> Path | None:
     """Return the folder, or the folder of a rank in it, to which a run has recorded last; None: there is no run."""
-    of_ranks = (path for path in folder.glob(ranks) if has_rank_name(path))
-    return max(filter(holds_run, (folder, *of_ranks)), key=last_change, default=None)
+    return max(filter(holds_run, _with_ranks(folder)), key=last_change, default=None)
 
 
 def last_change(folder: Path) -> tuple[int, str]:
@@ -71,21 +84,36 @@ def sibling_ranks(folder: Path) -> Sequence[Path]:
     run id, launch, number of restarts and world size in `run.json`. A folder without such a description is returned
     alone.
     """
-    if run_folder(folder).name in ("", ".."):
-        folder = folder.resolve()
+    folder = _with_name(folder)
     run = run_folder(folder)
     identity = _identity(run, _info(folder))
     if identity is None:
         return [folder]
-    newest: dict[int, Path] = {}
-    parts = identity.name, run.name  # a folder may have been renamed
-    beside = [path for path in run.parent.iterdir() if any(part in path.name for part in parts)]
-    recorded = filter(holds_run, (path for near in beside for path in (near, *near.glob("rank*"))))
-    for path in [*sorted(recorded, key=last_change), folder]:
-        info = _info(path)
-        if _identity(run_folder(path), info) == identity:
-            newest[_rank(info)] = path
-    return [newest[rank] for rank in sorted(newest)]
+    ranks = _find_ranks(_with_ranks(run), identity, folder)
+    if len(ranks) != identity.world_size:
+        parts = [part for part in (identity.name, run.name) if part]  # a folder may have been renamed
+        beside = [path for path in run.parent.iterdir() if any(part in path.name for part in parts)]
+        ranks = _find_ranks((path for near in beside for path in _with_ranks(near)), identity, folder)
+    return [ranks[rank] for rank in sorted(ranks)]
+
+
+def later_runs(folder: Path, opened: Sequence[Path]) -> Sequence[Path]:
+    """Return the folders of later runs, which were not recorded to `folder` because that held a run already.
+
+    Args:
+        folder: The folder that the user has named.
+        opened: The folders that were read for it, one for each rank; they do not count.
+    """
+    folder = _with_name(folder)
+    runs = {run_folder(path.resolve()) for path in opened}
+    changed = max(map(last_change, opened))
+    later = {}
+    for path in folder.parent.iterdir():
+        numbered = re.fullmatch(rf"{re.escape(folder.name)}-(\d+)", path.name)
+        newest = newest_in(path) if numbered and path.resolve() not in runs else None
+        if numbered and newest and last_change(newest) > changed:
+            later[int(numbered[1])] = path
+    return [later[number] for number in sorted(later)]
 
 
 def run_folder(folder: Path) -> Path:
@@ -95,7 +123,7 @@ def run_folder(folder: Path) -> Path:
 
 def run_name(runs: Sequence[Run]) -> str:
     """Return the name of a run, with the rank if only the folder of one rank was opened."""
-    folder = runs[0].folder.resolve()
+    folder = _with_name(runs[0].folder)
     name = run_folder(folder).name
     return f"{name}-{folder.name}" if len(runs) == 1 and has_rank_name(folder) else name
 
@@ -114,6 +142,26 @@ def world_size(run: Run) -> int:
 def host_of(run: Run) -> str:
     """Return the host that a run was recorded on; empty if the run does not describe it."""
     return str(_resource(run.info).get("host.name") or "")
+
+
+def _with_name(folder: Path) -> Path:
+    """Return a path in which the folder of the run has a name; links to that folder keep theirs."""
+    return folder.resolve() if run_folder(folder).name in ("", "..") else folder
+
+
+def _with_ranks(folder: Path) -> Sequence[Path]:
+    """Return a folder and the folders of ranks in it."""
+    return [folder, *filter(has_rank_name, folder.glob("rank*"))]
+
+
+def _find_ranks(folders: Iterable[Path], identity: _Identity, named: Path) -> Mapping[int, Path]:
+    """Return the newest folder of each rank of a run; for the rank of the folder that was named, that folder."""
+    newest: dict[int, Path] = {}
+    for folder in [*sorted(filter(holds_run, folders), key=last_change), named]:
+        info = _info(folder)
+        if _identity(run_folder(folder), info) == identity:
+            newest[_rank(info)] = folder
+    return newest
 
 
 def _info(folder: Path) -> Any:

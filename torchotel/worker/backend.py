@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 from torchotel._collectives import CollectiveReading
 from torchotel._records import Error, Log, ModelInfo, PhaseLog, Record, Recordable, SpanReference, StepRecord
 from torchotel._types import ConfigError
-from torchotel._utils.distributed import own_folder
 from torchotel._utils.faults import Guard, Warn
 from torchotel._utils.gil import GilYielder
 from torchotel._utils.installation import package_version
@@ -425,8 +424,7 @@ class ThreadBackend(Backend):
     def _finish_earlier_runs(self) -> None:
         """Export the last steps that earlier runs of this name left, on a thread of its own."""
         if self._run_file is not None and self._config.record is not None:
-            wanted = own_folder(self._config.record, self._resource.identity)
-            earlier = earlier_folders(wanted, self._run_file.folder)
+            earlier = earlier_folders(self._config.record, self._run_file.folder)
             self._finisher = start_finishing(earlier, lambda: make_trace_transport(self._config), self.guard)
 
     def _outcomes(self) -> dict[str, int]:
