@@ -16,6 +16,8 @@ MAX_FOLLOWING_EVALUATIONS = 10
 """Evaluations under one span of the program; later ones are folded into one."""
 MAX_NONFINITE_NAMES = 16
 """Values of `torch.nonfinite`."""
+MAX_BUCKET_MODULES = 16
+"""Values of `torch.collective.modules`."""
 
 # Texts.
 

@@ -208,6 +208,8 @@ class Collective(NamedTuple):
     """When the call had issued it."""
     done_ns: int
     """When it was done; 0: unknown, as on a device, or it was not done when the step was recorded."""
+    modules: tuple[str, ...] = ()
+    """The paths of the first modules whose gradients it reduces; empty: none, or unknown."""
 
     @property
     def end_ns(self) -> int:

@@ -146,6 +146,8 @@ COLLECTIVE_OVERLAP_RATIO = "torch.collective.overlap.ratio"
 """double: share of their time in which layers run that began later; of a detailed step, on the CPU."""
 COLLECTIVE_SEQUENCE = "torch.collective.sequence"
 """int: number in its group, the same on all ranks."""
+COLLECTIVE_MODULES = "torch.collective.modules"
+"""string array: modules whose gradients DistributedDataParallel reduces in it, the first 16."""
 
 # Events.
 

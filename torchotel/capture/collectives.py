@@ -18,6 +18,7 @@ import torch
 from torchotel._records import Collective
 from torchotel._utils.faults import Guard
 from torchotel.capture import torch_internals
+from torchotel.capture.gradient_buckets import GradientBuckets
 
 MAX_COLLECTIVES = 1 << 14
 """Collectives that wait for the end of their segment; of more, the oldest are left out of the trace and the metrics."""
@@ -59,17 +60,20 @@ class OpenCollective:
 
     __slots__ = (
         "_done_ns",
-        "_group",
         "_issued_ns",
         "_sequence",
-        "_size_bytes",
+        "group",
+        "modules",
         "operation",
         "reports_end",
+        "size_bytes",
         "start_ns",
     )
 
     def __init__(self, operation: str, group: GroupHooks, size_bytes: int, *, reports_end: bool) -> None:
-        self.operation, self._group, self._size_bytes, self.reports_end = operation, group, size_bytes, reports_end
+        self.operation, self.group, self.size_bytes, self.reports_end = operation, group, size_bytes, reports_end
+        self.modules: tuple[str, ...] = ()
+        """The modules of a bucket of gradients; empty: another collective, or unknown."""
         self._sequence = self._done_ns = 0
         self.start_ns = self._issued_ns = perf_counter_ns()
 
@@ -87,10 +91,9 @@ class OpenCollective:
 
     def record(self) -> Collective:
         """Return it as a record."""
-        group = self._group
         return Collective(
-            self.operation, group.name, group.ranks, self._size_bytes, self._sequence,
-            self.start_ns, self._issued_ns, self._done_ns,
+            self.operation, self.group.name, self.group.ranks, self.size_bytes, self._sequence,
+            self.start_ns, self._issued_ns, self._done_ns, self.modules,
         )  # fmt: skip
 
 
@@ -156,7 +159,8 @@ class GroupHooks:
     def __init__(self, group: Any, name: str) -> None:
         self.name, self.ranks = name, int(group.size())
         self.listener: Collectives | None = None
-        self._group = weakref.ref(group)
+        self.reference = weakref.ref(group)
+        """The group."""
         self.is_gloo = torch_internals.backend_of(group) == "gloo"
         self._open: dict[int, OpenCollective] = {}
         self.count = torch_internals.sequence_of(group) or 0
@@ -188,7 +192,7 @@ class GroupHooks:
             is_send = operation in _SENDS
             self.count += not is_send
             if collective is not None and listener is not None:
-                number = self.count if self.is_gloo else torch_internals.sequence_of(self._group())
+                number = self.count if self.is_gloo else torch_internals.sequence_of(self.reference())
                 collective.issued(0 if is_send else number or 0)
                 listener.issued.append(collective)
                 if collective.reports_end and (work := arguments.work) is not None:
@@ -228,6 +232,7 @@ class Collectives:
         self.issued: deque[OpenCollective] = deque(maxlen=MAX_COLLECTIVES)
         """The collectives since the last `take`."""
         self.ends = CollectiveEnds()
+        self.buckets = GradientBuckets()
         self._is_installed = False
         self._seen: tuple[object, int] = None, 0
         """What `groups_made` returned at the last look."""

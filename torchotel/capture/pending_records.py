@@ -288,7 +288,10 @@ class StepRecorder:
     def on_segment_end(self, segment: StepSegment) -> None:
         """Move the records since the last segment into the segment that ends."""
         self._thread.drain_into(segment)
-        segment.collectives = self._output.collectives.take(segment.end_ns)
+        collectives = self._output.collectives
+        segment.collectives = collectives.take(segment.end_ns)
+        if segment.detailed:
+            collectives.buckets.name(segment.collectives, segment.phases)
 
     def on_record(self, kind: str, segments: list[StepSegment]) -> None:
         """Number a record, and hand it over unless values may still be logged to it."""

@@ -117,6 +117,7 @@ class Capture:
             self.registry,
             self.active_spans,
             self.gradients,
+            self.collectives.buckets,
             self.device_marks,
             self.switch,
             self.output.numbers,

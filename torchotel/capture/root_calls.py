@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from torchotel.capture.active_span import ActiveSpans
     from torchotel.capture.autograd_hooks import RecordingSwitch
     from torchotel.capture.cuda import DeviceMarks
+    from torchotel.capture.gradient_buckets import GradientBuckets
     from torchotel.capture.gradient_norms import Gradients
     from torchotel.capture.hook_manager import ModuleHooks
     from torchotel.capture.module_calls import ModuleCallRecorder
@@ -128,6 +129,7 @@ class RootCalls:
         registry: Names of modules.
         active_spans: Attaches the step to the program's context.
         gradients: Takes gradient norms.
+        buckets: Reads the buckets of DistributedDataParallel.
         device_marks: Marks on the clocks of devices.
         switch: Counts the calls that are left out.
         numbers: How many steps and evaluations were recorded.
@@ -144,6 +146,7 @@ class RootCalls:
         registry: ModuleRegistry,
         active_spans: ActiveSpans,
         gradients: Gradients,
+        buckets: GradientBuckets,
         device_marks: DeviceMarks,
         switch: RecordingSwitch,
         numbers: Mapping[str, int],
@@ -159,7 +162,8 @@ class RootCalls:
             active_spans,
         )
         self._device_marks, self._switch, self._numbers, self._detail = device_marks, switch, numbers, detail
-        self._gradients, self._warn, self._in_data_worker = gradients, warn, in_data_worker
+        self._gradients, self._buckets = gradients, buckets
+        self._warn, self._in_data_worker = warn, in_data_worker
         self.model: ModelInfo | None = None
         """The model of the first root call."""
 
@@ -267,6 +271,7 @@ class RootCalls:
             thread.phase_log.begin("forward", now_ns, grad=grad, alignment=segment.alignment)
         if grad:
             segment.models[id(module)] = weakref.ref(module)
+            self._buckets.forward_begins(module)
         thread.root.in_forward = thread.root.has_run = True
         self._device_marks.check_running()
         self._active_spans.enter(thread, segment, forward=True)

@@ -34,6 +34,7 @@
 | `GraphModule._in_spec` | telling an exported module from a part of a region | no span for strictly exported ones |
 | `distributed_c10d._world` | finding all process groups | no collectives |
 | `distributed_c10d._get_default_store` | telling launches with the same run id apart | their steps share traces |
+| `DistributedDataParallel._get_ddp_logging_data` | the modules of a bucket | collectives do not name modules |
 | `ProcessGroup._get_sequence_number_for_group` | finding the same step on all ranks | each rank has its own traces |
 | `_torchdynamo_orig_callable`, `_torchdynamo_disable` | compiled functions | a compiled `forward` is not marked |
 | `Module._compiled_call_impl` | a span for `module.compile()` regions | no span for them |
@@ -772,6 +773,23 @@ def group_name(group: Any) -> str:
     """Return the description of a process group, or its number if the program gave none."""
     description = str(group.group_desc)
     return str(group.group_name) if description in {"", "undefined"} else description
+
+
+def bucket_layout(model: Any) -> list[tuple[int, list[int]]]:
+    """Return size in bytes and parameters of each bucket of a DistributedDataParallel model, in the order of reduction.
+
+    Parameters have their numbers in the reducer. Empty: the order is not known, as before the third forward, or a
+    communication hook may change the buckets. The call takes the lock of the reducer.
+    """
+    logged: Mapping[str, Any] = getattr(model, "_get_ddp_logging_data", dict)()
+    if logged.get("comm_hook"):
+        return []
+    sizes, buckets = (logged.get(f"rebuilt_{name}", "") for name in ("bucket_sizes", "per_bucket_param_indices"))
+    try:
+        numbers = [[int(number) for number in bucket.split()] for bucket in buckets.split(",")]
+        return list(zip(map(int, sizes.split(",")), numbers, strict=True))
+    except ValueError:  # they are empty
+        return []
 
 
 def backend_of(group: Any) -> str:

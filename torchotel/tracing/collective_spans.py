@@ -39,6 +39,8 @@ class CollectiveSpans:
                 node.set(names.COLLECTIVE_BYTES, collective.size_bytes)
                 if collective.sequence:
                     node.set(names.COLLECTIVE_SEQUENCE, collective.sequence)
+                if collective.modules:
+                    node.set(names.COLLECTIVE_MODULES, collective.modules)
                 if not collective.done_ns:
                     node.set(names.COLLECTIVE_END, "issued")
                 nodes.append(node)
