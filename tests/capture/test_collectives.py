@@ -110,6 +110,23 @@ print(json.dumps([sum(one() is None for one in freed), found.count("default_pg")
     assert said(program, tmp_path) == [80, 6, 1, 17, 65]
 
 
+def test_a_default_group_that_is_made_anew(tmp_path: Path) -> None:
+    """A program may destroy its default group, also with another one, and make one that looks the same."""
+    program = """
+import torchotel.testing
+with torchotel.testing.capture() as captured:
+    for number in range(3):
+        step()
+        if number:
+            dist.new_group([0])
+        dist.destroy_process_group()
+        dist.init_process_group("gloo", init_method=f"file://{sys.argv[1]}-{number}", rank=0, world_size=1)
+    step()
+print(json.dumps([span.attributes["torch.collective.sequence"] for span in spans(captured)]))
+"""
+    assert said(program, tmp_path) == [1, 2] * 4
+
+
 def test_a_hook_that_fails_does_not_reach_the_collective(tmp_path: Path) -> None:
     """An internal error is counted, and after several of them the part is off; the numbers are the program's."""
     program = """

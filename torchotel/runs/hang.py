@@ -14,6 +14,9 @@ from torchotel._records import PROCESS_ENDED_TYPE
 from torchotel.runs.rank_folders import host_of, open_ranks, rank_of, sibling_ranks, world_size
 from torchotel.runs.reader import RecordLine, Run, RunError, open_run
 
+NOT_RECORDED = (
+    "PyTorch has recorded no collectives, so the ranks cannot be compared: with Gloo, use PyTorch 2.11 or later"
+)
 MAX_NAMED = 8
 """Ranks that a sentence names."""
 _OUTSIDE_PROGRAM = ("torch/", "torchotel/")
@@ -101,7 +104,7 @@ def find_hang(ranks: Sequence[RankEvidence]) -> Verdict:
     if missing:
         return Verdict((), missing)
     if not any(group.enqueued for rank in ranks for group in rank.readings[-1].groups):
-        return Verdict((), ["PyTorch has recorded no collectives"])
+        return Verdict((), [NOT_RECORDED])
     moved: list[str] = []
     unknown: list[str] = []
     hangs: list[Hang] = []
