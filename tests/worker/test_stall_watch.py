@@ -16,7 +16,7 @@ from support.prometheus_server import until
 
 from torchotel.runs import open_run, summarise
 from torchotel.worker.collective_watch import FIRST_STEP_FACTOR, STALL_FACTOR
-from torchotel.worker.stall_watch import MAX_TICK_S, Frame, StackReader, StallWatch
+from torchotel.worker.stall_watch import MAX_TICK_S, Frame, StackReader, StallWatch, describe_frames
 from torchotel.worker.status_page import PAGE_BYTES, PageReader, PhaseWriter, write_stack_signal
 
 THREAD = 42
@@ -310,3 +310,14 @@ def test_a_handler_of_the_program_is_kept_and_a_lost_one_of_torchotel_is_set_aga
         check=True,
     )
     assert done.stdout == "['called']\n", done.stderr
+
+
+def test_a_stall_names_the_line_of_the_program() -> None:
+    """A collective waits far inside of PyTorch."""
+    torch_frames = [Frame(f"/usr/lib/python3.11/site-packages/torch/{name}.py", 1, name) for name in "abcd"]
+    own = Frame("/home/user/train.py", 23, "main")
+    start = Frame("/home/user/train.py", 25, "<module>")
+    innermost = ", called from ".join(f'File "{name}.py", line 1 in {name}' for name in "abc")
+    assert describe_frames([*torch_frames, own, start]) == f'{innermost}, called from File "train.py", line 23 in main'
+    assert describe_frames(torch_frames) == innermost
+    assert describe_frames([own, start]) == f"{own}, called from {start}"

@@ -37,6 +37,12 @@ def code_line(path: str, line: int, function: str) -> CodeLine:
     return CodeLine(shortened(_public_path(PurePath(path)), MAX_PART), line, shortened(function, MAX_PART))
 
 
+def is_program(path: str) -> bool:
+    """Return whether a file of code belongs to the program, and not to Python, a library or torchotel."""
+    libraries = path.startswith("<") or "site-packages" in path or "/lib/python" in path
+    return not libraries and not PurePath(path).is_relative_to(_PACKAGE)
+
+
 def _public_path(path: PurePath) -> str:
     if "site-packages" in path.parts:
         return "/".join(path.parts[path.parts.index("site-packages") + 1 :])

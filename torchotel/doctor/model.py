@@ -14,14 +14,13 @@ import torch
 
 from torchotel import _semconv as names
 from torchotel._session import Session
+from torchotel._utils.stacks import is_program
 from torchotel.capture import torch_internals
 from torchotel.capture.module_registry import class_of, modules_of, unwrapped, walk
 from torchotel.config.config import Config
 from torchotel.doctor.result import CheckFailed, Finding, failed, ok, warning
 from torchotel.exporters.base import InMemoryExporter
 from torchotel.tracing.span import Span
-
-_PACKAGE = Path(__file__).parents[1]
 
 
 class Loaded(NamedTuple):
@@ -60,14 +59,8 @@ def load(where: str, inputs: Sequence[tuple[tuple[int, ...], str]]) -> Loaded:
 def describe(error: BaseException) -> str:
     """Return an exception in one line, with the last line of the user's code in its traceback."""
     text = "".join(traceback.format_exception_only(error)).strip().splitlines()[-1]
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if _is_users(frame.filename)]
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if is_program(frame.filename)]
     return f"{text} ({frames[-1].filename}:{frames[-1].lineno})" if frames else text
-
-
-def _is_users(file: str) -> bool:
-    return not (
-        file.startswith("<") or "site-packages" in file or Path(file).is_relative_to(_PACKAGE) or "/lib/python" in file
-    )
 
 
 def _make(where: str) -> Any:

@@ -14,6 +14,7 @@ import time
 from pathlib import Path
 from typing import ClassVar, Final, NamedTuple, TypeAlias
 
+from torchotel._utils.stacks import is_program
 from torchotel.worker.collective_watch import StallLimit
 from torchotel.worker.status_page import PagePhase, PageReader
 
@@ -56,8 +57,10 @@ def frames_of(text: str) -> list[Frame]:
 
 
 def describe_frames(frames: list[Frame]) -> str:
-    """Return the innermost frames in one line."""
-    return ", called from ".join(map(str, frames[:_MAX_SHOWN_FRAMES]))
+    """Return the innermost frames in one line, and the innermost frame of the program."""
+    shown = frames[:_MAX_SHOWN_FRAMES]
+    own = [frame for frame in frames if is_program(frame.path)][:1]
+    return ", called from ".join(map(str, [*shown, *(frame for frame in own if frame not in shown)]))
 
 
 def signal_masks(pid: int | str) -> Masks:
