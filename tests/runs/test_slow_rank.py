@@ -64,7 +64,7 @@ def test_reads_one_rank_if_its_folder_is_named(recorded: Path, capsys: pytest.Ca
     }
     assert main(["summary", str(recorded / "data" / "rank1")]) == 0
     shown = capsys.readouterr().out
-    assert shown.startswith("run ")
+    assert shown.startswith("rank 1 of 2\nrun ")
     assert "waits" not in shown
 
 
