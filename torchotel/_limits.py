@@ -58,7 +58,7 @@ MAX_REQUEST_BYTES = 2 * 1024 * 1024
 """Size before compression: half of what a gRPC receiver accepts by default, as a Collector may pass requests on."""
 MAX_WAITING_REQUESTS = 64
 MAX_WAITING_BYTES = 32 * 1024 * 1024
-"""Size of the requests that wait for an endpoint, before compression; beyond it the oldest requests are dropped."""
+"""Size of the requests that wait for an endpoint; beyond it the oldest requests are dropped."""
 MAX_RETRY_S = 64.0
 """Time for which a request is retried."""
 MAX_RETRY_AFTER_S = 3600.0

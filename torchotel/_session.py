@@ -282,6 +282,7 @@ class Session:
         optional = (
             capture.gradients,
             capture.collectives,
+            capture.collectives.buckets,
             capture.watches,
             capture.memory,
             capture.rates,

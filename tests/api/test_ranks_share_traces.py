@@ -161,7 +161,7 @@ def test_a_restart(tmp_path: Path) -> None:
     ranks = [Rank(tmp_path / "run" / f"rank{rank}") for rank in range(2)]
     assert len(ranks[1].traces) == 9
     assert ranks[1].traces.items() <= ranks[0].traces.items()
-    again = [Rank(folder) for folder in sorted(tmp_path.glob("run/rank?-2"))]
+    again = [Rank(folder) for folder in sorted(tmp_path.glob("run-2/rank?"))]
     identities = [(rank.info["run_id"], rank.info["resource"]["torch.run.generation"]) for rank in [*ranks, *again]]
     run_id = identities[0][0]
     assert identities == [(run_id, 0)] * 2 + [(run_id, 1)] * 2

@@ -83,6 +83,74 @@ def train_with_a_signal():
         model(torch.ones(2, 64)).sum().backward()
     return handle.stats()["steps"] + handle.stats()["evaluations"]
 
+def swapped():
+    '''Equal layers change places after the model was wrapped.'''
+    model = wrapped()
+    body = model.module.body
+    body[0], body[1] = body[1], body[0]
+    return model
+
+def frozen_and_unfrozen():
+    model = wrapped(static_graph=True)
+    model.module.head.requires_grad_(False)
+    model.module.frozen.requires_grad_(True)
+    return model
+
+class Holder(nn.Module):
+    def __init__(self, model):
+        super().__init__()
+        self.model = model
+
+    def forward(self, x):
+        return self.model(x)
+
+class Other(nn.Module):
+    '''Has the sizes of `plain(64, 64)`.'''
+    def __init__(self):
+        super().__init__()
+        self.p, self.q = (nn.Linear(64, 64, bias=False) for _ in range(2))
+
+    def forward(self, x):
+        return self.q(self.p(x))
+
+def compiled(net):
+    return torch.compile(DistributedDataParallel(net), backend="eager")
+
+def reversing(model):
+    '''A communication hook of the later steps reduces the buckets in the reverse order.'''
+    found = []
+    def hook(state, bucket):
+        future = torch.futures.Future()
+        found.append((bucket.buffer(), future))
+        if bucket.is_last():
+            for tensor, _ in found[::-1]:
+                dist.all_reduce(tensor)
+            for tensor, one in found:
+                one.set_result(tensor)
+            found.clear()
+        return future
+    def around(model, index, forwards=[0]):
+        forwards[0] += 1
+        if forwards[0] == 5:
+            model.register_comm_hook(None, hook)
+        return contextlib.nullcontext()
+    return train(model, around=around)
+
+def reducing_without_ddp(model):
+    '''The program reduces tensors as large as the buckets, in the reverse order, in `no_sync`.'''
+    parameters = list(model.parameters())
+    def hook(parameter):
+        dist.all_reduce(parameter.grad)
+    def around(model, index, forwards=[0]):
+        forwards[0] += 1
+        if forwards[0] < 5:
+            return contextlib.nullcontext()
+        if forwards[0] == 5:
+            for parameter in parameters:
+                parameter.register_post_accumulate_grad_hook(hook)
+        return model.no_sync()
+    return train(model, around=around)
+
 def failing():
     from torchotel.capture import gradient_buckets
     logging.getLogger("torchotel").setLevel(logging.CRITICAL)
@@ -101,7 +169,8 @@ def train(*models, steps=6, around=lambda model, index: contextlib.nullcontext()
             for model in models:
                 for index in range(backwards):
                     with around(model, index):
-                        loss = model(torch.ones(2, 64)).square().mean()
+                        prediction = model(torch.ones(2, 64))
+                        loss = nn.MSELoss()(prediction, torch.zeros_like(prediction))
                         loss.backward()
                 dist.all_reduce(loss.detach())
             optimizer.step()
@@ -141,9 +210,11 @@ def test_a_bucket_names_its_modules(tmp_path: Path) -> None:
     """
     expected = {
         "train(wrapped())": NET,
-        "train(wrapped(static_graph=True))": NET,
+        "train(wrapped(plain(64, 32).module, static_graph=True))": [[4 * 64 * (64 + 32), ["1", "0"]], LOSS],
+        "train(wrapped(), wrapped())": [*NET, *NET],
         "train(wrapped(), around=accumulating, backwards=2)": NET,
         "train(wrapped(), plain(32, 16))": [*NET, [4 * (64 * 32 + 32 * 16), ["1", "0"]], LOSS],
+        "train(swapped())": NET,
         "train(ignoring('head.bias'))": [*LAYERS, [WEIGHT_BYTES, ["head"]], [BIAS_BYTES, ["Net"]], LOSS],
         "[one for one in train(wrapped(), around=joined) if one[1]]": NET[:-1],
         "train(tied())": [
@@ -162,15 +233,23 @@ def test_no_modules_are_named_if_they_are_not_known(tmp_path: Path) -> None:
             "train(wrapped(find_unused_parameters=True))",  # the backward does not arrange the buckets
             "train(compressed(128, 32))",  # a compressed bucket is as large as another one
             "train(plain(32, 64), compressed(64, 64))",  # the compressed buckets are as large as those of a model
-            "train(wrapped(), wrapped())",
             "train(frozen_later(wrapped(static_graph=True)))",
             "train(reducing_itself(wrapped()))",
+            "train(frozen_and_unfrozen())",
+            "reversing(plain(64, 64, 64))",
+            "reducing_without_ddp(plain(64, 64, 64))",
+            # A model that is not called itself looks like another one.
+            "train(DistributedDataParallel(plain(64, 64).module), compiled(Other()))",
+            "train(plain(64, 64), Holder(wrapped(Other())))",
+            "train(plain(64, 64), Holder(compressed(128, 64)))",
         ],
         tmp_path,
     )
     for expression, collectives in found.items():
-        assert len(collectives) > 1, expression
-        assert not any(modules for _, modules in collectives), expression
+        losses = [index for index, one in enumerate(collectives) if one == LOSS]
+        of_last_model = collectives[losses[-2] + 1 if len(losses) > 1 else 0 : -1]
+        assert of_last_model, expression
+        assert not any(modules for _, modules in of_last_model), expression
 
 
 def test_a_signal_in_a_communication_hook(tmp_path: Path) -> None:

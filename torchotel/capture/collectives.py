@@ -72,8 +72,7 @@ class OpenCollective:
 
     def __init__(self, operation: str, group: GroupHooks, size_bytes: int, *, reports_end: bool) -> None:
         self.operation, self.group, self.size_bytes, self.reports_end = operation, group, size_bytes, reports_end
-        self.modules: tuple[str, ...] = ()
-        """The modules of a bucket of gradients; empty: another collective, or unknown."""
+        self.modules: tuple[str, ...] = ()  # of a bucket of gradients
         self._sequence = self._done_ns = 0
         self.start_ns = self._issued_ns = perf_counter_ns()
 
@@ -159,8 +158,7 @@ class GroupHooks:
     def __init__(self, group: Any, name: str) -> None:
         self.name, self.ranks = name, int(group.size())
         self.listener: Collectives | None = None
-        self.reference = weakref.ref(group)
-        """The group."""
+        self.process_group = weakref.ref(group)
         self.is_gloo = torch_internals.backend_of(group) == "gloo"
         self._open: dict[int, OpenCollective] = {}
         self.count = torch_internals.sequence_of(group) or 0
@@ -192,7 +190,7 @@ class GroupHooks:
             is_send = operation in _SENDS
             self.count += not is_send
             if collective is not None and listener is not None:
-                number = self.count if self.is_gloo else torch_internals.sequence_of(self.reference())
+                number = self.count if self.is_gloo else torch_internals.sequence_of(self.process_group())
                 collective.issued(0 if is_send else number or 0)
                 listener.issued.append(collective)
                 if collective.reports_end and (work := arguments.work) is not None:

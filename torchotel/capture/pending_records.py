@@ -291,7 +291,7 @@ class StepRecorder:
         collectives = self._output.collectives
         segment.collectives = collectives.take(segment.end_ns)
         if segment.detailed:
-            collectives.buckets.name(segment.collectives, segment.phases)
+            collectives.buckets.name(segment.collectives, segment.phases, list(segment.models.values()))
 
     def on_record(self, kind: str, segments: list[StepSegment]) -> None:
         """Number a record, and hand it over unless values may still be logged to it."""

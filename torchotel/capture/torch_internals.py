@@ -34,7 +34,9 @@
 | `GraphModule._in_spec` | telling an exported module from a part of a region | no span for strictly exported ones |
 | `distributed_c10d._world` | finding all process groups | no collectives |
 | `distributed_c10d._get_default_store` | telling launches with the same run id apart | their steps share traces |
-| `DistributedDataParallel._get_ddp_logging_data` | the modules of a bucket | collectives do not name modules |
+| `DistributedDataParallel._get_ddp_logging_data` | the buckets of gradients | collectives do not name modules |
+| `DistributedDataParallel._module_parameters` | the parameters in a bucket | collectives do not name modules |
+| `DistributedDataParallel._comm_hooks` | telling buckets from what a hook reduces | collectives do not name modules |
 | `ProcessGroup._get_sequence_number_for_group` | finding the same step on all ranks | each rank has its own traces |
 | `_torchdynamo_orig_callable`, `_torchdynamo_disable` | compiled functions | a compiled `forward` is not marked |
 | `Module._compiled_call_impl` | a span for `module.compile()` regions | no span for them |
@@ -778,18 +780,34 @@ def group_name(group: Any) -> str:
 def bucket_layout(model: Any) -> list[tuple[int, list[int]]]:
     """Return size in bytes and parameters of each bucket of a DistributedDataParallel model, in the order of reduction.
 
-    Parameters have their numbers in the reducer. Empty: the order is not known, as before the third forward, or a
-    communication hook may change the buckets. The call takes the lock of the reducer.
+    Parameters have their numbers in the reducer. Empty: the order is not known, as before the third
+    forward. The call takes the lock of the reducer.
     """
-    logged: Mapping[str, Any] = getattr(model, "_get_ddp_logging_data", dict)()
-    if logged.get("comm_hook"):
+    if getattr(model, "logger", None) is None:  # it reduces no parameter itself
         return []
+    logged: Mapping[str, Any] = getattr(model, "_get_ddp_logging_data", dict)()
     sizes, buckets = (logged.get(f"rebuilt_{name}", "") for name in ("bucket_sizes", "per_bucket_param_indices"))
     try:
         numbers = [[int(number) for number in bucket.split()] for bucket in buckets.split(",")]
         return list(zip(map(int, sizes.split(",")), numbers, strict=True))
     except ValueError:  # they are empty
         return []
+
+
+def reduced_parameters(model: Any) -> list[torch.nn.Parameter]:
+    """Return the parameters of the reducer of a DistributedDataParallel model by their numbers; empty: unknown.
+
+    The model has those that it had when it was wrapped, and not which of them were frozen then. A static graph may be
+    trained after others were frozen, and its parameters are unknown if some are.
+    """
+    wrapped: list[torch.nn.Parameter] = getattr(model, "_module_parameters", [])
+    trained = [parameter for parameter in wrapped if parameter.requires_grad]
+    return trained if not model.static_graph or len(trained) == len(wrapped) else []
+
+
+def has_communication_hook(model: Any) -> bool:
+    """Return whether a DistributedDataParallel model may reduce something else than its buckets."""
+    return bool(getattr(model, "_comm_hooks", True))
 
 
 def backend_of(group: Any) -> str:

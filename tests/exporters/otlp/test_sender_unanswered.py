@@ -19,6 +19,7 @@ from torchotel.config.otlp_endpoint import without_credentials
 from torchotel.exporters.base import ExportCounts, ExportStats
 from torchotel.exporters.otlp.http import HttpTransport
 from torchotel.exporters.otlp.sender import Sender
+from torchotel.exporters.otlp.transport import Reply
 
 
 @contextmanager
@@ -135,15 +136,17 @@ def test_advises_on_a_server_that_does_not_answer(caplog: pytest.LogCaptureFixtu
 
 
 class Late(HttpTransport):
-    """Does not come to its attempt before it is told to."""
+    """Comes to the server with its second attempt: the first is answered as by a busy server."""
 
     def __init__(self, url: str) -> None:
         super().__init__(OtlpReceiver(url, compression="none", timeout_s=30.0), version="1.2")
-        self.opened = threading.Event()
+        self.tried = threading.Event()
 
-    def pack(self, body: bytes) -> bytes:
-        self.opened.wait()
-        return body
+    def send(self, body: bytes, timeout_s: float | None) -> Reply:
+        if self.tried.is_set():
+            return super().send(body, timeout_s)
+        self.tried.set()
+        return Reply(error_type="503", retry=True)
 
 
 class Broken(Late):
@@ -170,14 +173,10 @@ def test_black_hole_in_shutdown() -> None:
         late, stats = Late(url), ExportStats()
         sender = Sender(late, stats)
         sender.put(b"x", 5)
-        ending = threading.Thread(target=sender.shutdown, args=(soon(1.0),))
-        ending.start()
-        with sender._changed:
-            sender._changed.wait_for(lambda: sender._deadline_s is not None)
-        late.opened.set()
-        ending.join()
+        late.tried.wait()
+        sender.shutdown(soon(1.0))
     assert not sender_threads()
-    assert stats.read() == ExportCounts(0, 5, {"ReadTimeout": 1})
+    assert stats.read() == ExportCounts(0, 5, {"503": 1, "ReadTimeout": 1})
 
 
 def test_at_interpreter_end(server: Receiver, monkeypatch: pytest.MonkeyPatch) -> None:

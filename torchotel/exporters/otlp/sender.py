@@ -217,7 +217,7 @@ class Sender:
         stats: Counts spans and failures.
         signal: The exported signal.
         max_requests: Requests that may wait.
-        max_bytes: Bytes that may wait, before compression.
+        max_bytes: Bytes that may wait.
         retry: Policy of retries.
     """
 
@@ -252,7 +252,17 @@ class Sender:
         """Set by `shutdown`: new requests are dropped, and no attempt starts after the deadline."""
 
     def put(self, body: bytes, spans: int, traces: Sequence[int] = ()) -> None:
-        """Add a request, its number of spans (0 for metrics) and the ids of the traces whose roots it has."""
+        """Add a request, its number of spans (0 for metrics) and the ids of the traces whose roots it has.
+
+        It is compressed here, because while an endpoint does not respond, requests wait for a minute.
+        """
+        try:
+            body = self._transport.pack(body)
+        except Exception as error:  # noqa: BLE001  # the next request may succeed
+            self._fault(error)
+            with self._changed:
+                self._drop(spans)
+            return
         with self._changed:
             if self._deadline_s is not None:
                 self._drop(spans)
@@ -341,17 +351,17 @@ class Sender:
                 try:
                     reply = self._deliver(request)
                 except Exception as error:  # noqa: BLE001  # the thread must not end
-                    self._warn(
-                        "Could not send %s to %s; further such errors are only counted",
-                        self._signal.items,
-                        self._transport.endpoint,
-                        error=error,
-                    )
+                    self._fault(error)
                     reply = Reply(error_type=type(error).__name__)
-                    self._stats.error(type(error).__name__)
                 self._count_result(request, reply)
             with suppress(Exception):  # the requests are sent
                 self._transport.close()
+
+    def _fault(self, error: Exception) -> None:
+        """Log an internal error, and count it."""
+        self._stats.error(type(error).__name__)
+        text = "Could not send %s to %s; further such errors are only counted"
+        self._warn(text, self._signal.items, self._transport.endpoint, error=error)
 
     def _next(self) -> _Request | None:
         with self._changed:
@@ -363,10 +373,9 @@ class Sender:
         if not self._may_send():
             self._stats.error("throttled")
             return Reply("throttled")
-        body = self._transport.pack(request.body)
         start_s = time.monotonic()
         for attempts in itertools.count(1):
-            reply = self._transport.send(body, self._time_left_s())
+            reply = self._transport.send(request.body, self._time_left_s())
             if reply.error_type is None:
                 return reply
             self._stats.error(reply.error_type)

@@ -28,7 +28,7 @@ class Reply(NamedTuple):
 
 
 class Transport(Protocol):
-    """Connection to an endpoint. Every method is called on the sender thread."""
+    """Connection to an endpoint. It is used by one thread, and `pack` by any."""
 
     endpoint: str
     """Address for the log, without credentials."""
