@@ -374,7 +374,6 @@ def test_ranks_and_runs_of_one_process_share_no_folder(tmp_path: Path, caplog: p
     assert [claim(f"rank{rank}") for rank in (0, 1, 0, 1)] == ["run/rank0", "run/rank1", "run-2/rank0", "run-2/rank1"]
     assert [claim(), claim()] == ["run-3", "run-4"]
     assert claim("rank0") == "run-5/rank0"
-    assert claim("rank2") == "run/rank2"  # a launch with more ranks, in folders that are claimed without an agreement
     assert len(caplog.records) == 5
     assert (
         f"{tmp_path / 'run'} holds a run already, so this run is recorded in {tmp_path / 'run-2/rank0'}" in caplog.text
@@ -382,3 +381,33 @@ def test_ranks_and_runs_of_one_process_share_no_folder(tmp_path: Path, caplog: p
     earlier = [*earlier_folders(Path("run"), tmp_path / "run-5/rank0")]
     assert earlier == [tmp_path / "run/rank0", tmp_path / "run-2/rank0"]
     assert [*earlier_folders(Path("run"), tmp_path / "run-3")] == [tmp_path / "run", tmp_path / "run-2"]
+
+
+@pytest.mark.parametrize(
+    ("described", "name"),
+    [
+        ({"finished": False, "error": None, "resource": {"torch.run.generation": 1}}, "run"),
+        ({"finished": True, "error": None, "resource": {"torch.run.generation": 1}}, "run-2"),
+        ({"finished": False, "error": {"type": "ValueError"}, "resource": {"torch.run.generation": 1}}, "run-2"),
+        ({"finished": False, "error": None, "resource": {"torch.run.generation": 0}}, "run-2"),
+        ({"recording": {}}, "run"),  # its first step has not ended
+        (["not ours"], "run"),
+    ],
+)
+def test_a_rank_passes_over_the_ranks_of_an_earlier_launch(tmp_path: Path, described: object, name: str) -> None:
+    """A rank of the earlier launch has left no folder, or that launch had fewer ranks."""
+    rank = claim_folder(tmp_path / "run", "rank0", 1)
+    rank.metrics.close()
+    (rank.path / "run.json").write_text(json.dumps(described))
+    claimed = claim_folder(tmp_path / "run", "rank1", 1)
+    claimed.metrics.close()
+    assert claimed.path == tmp_path / name / "rank1"
+
+
+def test_a_run_that_is_deleted_meanwhile_is_no_obstacle(tmp_path: Path) -> None:
+    """A file that was listed is gone when it is looked at."""
+    (tmp_path / "run/rank0").mkdir(parents=True)
+    (tmp_path / "run/rank0/metrics.jsonl").symlink_to("nowhere")
+    claimed = claim_folder(tmp_path / "run")
+    claimed.metrics.close()
+    assert claimed.path == tmp_path / "run"

@@ -1,6 +1,7 @@
 """Test folders with several runs."""
 
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -99,6 +100,7 @@ def test_finds_the_later_runs_of_a_name(tmp_path: Path, monkeypatch: pytest.Monk
     _write_rank(tmp_path / "run-3/rank0", 0, "b", changed_s=3)
     for name, changed_s in (("run-10", 4), ("run-4", 1), ("run-test", 5), ("5", 5)):
         _write_rank(tmp_path / name, 0, name, changed_s=changed_s)
+    _write_rank(tmp_path / "run-5", 0, "c", record="run-5", changed_s=5)  # the program has asked for this name
     (tmp_path / "run-11").mkdir()
     assert [path.name for path in later_runs(tmp_path / "run", first)] == ["run-3", "run-10"]
     monkeypatch.chdir(first[0])
@@ -146,8 +148,10 @@ def test_finds_ranks_whose_folders_have_no_rank(tmp_path: Path) -> None:
 def test_finds_ranks_in_a_folder_that_was_renamed(tmp_path: Path) -> None:
     for rank in (0, 1):
         _write_rank(tmp_path / f"run/rank{rank}", rank, "a")
-    (tmp_path / "run").rename(tmp_path / "best")
+    shutil.copytree(tmp_path / "run", tmp_path / "best")
     assert [run.folder for run in open_ranks(tmp_path / "best")] == [tmp_path / f"best/rank{rank}" for rank in (0, 1)]
+    shutil.rmtree(tmp_path / "best/rank0")
+    assert [run.folder for run in open_ranks(tmp_path / "best")] == [tmp_path / "best/rank1"]
 
 
 def test_finds_ranks_that_started_at_different_times(tmp_path: Path) -> None:

@@ -318,6 +318,8 @@ def test_a_stall_names_the_line_of_the_program() -> None:
     own = Frame("/home/user/train.py", 23, "main")
     start = Frame("/home/user/train.py", 25, "<module>")
     innermost = ", called from ".join(f'File "{name}.py", line 1 in {name}' for name in "abc")
-    assert describe_frames([*torch_frames, own, start]) == f'{innermost}, called from File "train.py", line 23 in main'
+    assert (
+        describe_frames([*torch_frames, own, start]) == f'{innermost}, in the program File "train.py", line 23 in main'
+    )
     assert describe_frames(torch_frames) == innermost
     assert describe_frames([own, start]) == f"{own}, called from {start}"

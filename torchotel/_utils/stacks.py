@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import sysconfig
 import threading
 from collections.abc import Iterator
 from itertools import islice
@@ -19,6 +20,10 @@ MAX_FRAMES: Final = 24
 MAX_PART: Final = 100
 """Characters of a name: all stacks are one packet of the connection to the companion."""
 _PACKAGE: Final = PurePath(__file__).parents[1]
+_LIBRARIES: Final = tuple(
+    sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib", "scripts")
+)
+"""Folders of Python's own code, of installed packages and of their commands, such as `torchrun`."""
 _CALLERS: Final = {"<frozen runpy>", str(_PACKAGE / "cli" / "python_program.py")}
 
 
@@ -38,9 +43,9 @@ def code_line(path: str, line: int, function: str) -> CodeLine:
 
 
 def is_program(path: str) -> bool:
-    """Return whether a file of code belongs to the program, and not to Python, a library or torchotel."""
-    libraries = path.startswith("<") or "site-packages" in path or "/lib/python" in path
-    return not libraries and not PurePath(path).is_relative_to(_PACKAGE)
+    """Return whether a file of code belongs to the program, and not to Python, an installed package or torchotel."""
+    is_library = path.startswith(("<", *_LIBRARIES)) or "site-packages" in path
+    return not is_library and not PurePath(path).is_relative_to(_PACKAGE)
 
 
 def _public_path(path: PurePath) -> str:

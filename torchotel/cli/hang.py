@@ -45,13 +45,14 @@ def call(arguments: argparse.Namespace) -> int:
     """Print the rank that is behind; return 1 if there is a hang."""
     ranks, output = read_evidence(arguments.runs or [newest()]), Terminal()
     verdict = find_hang(ranks)
+    folders = [rank.folder for rank in ranks]
+    later = [line for folder in arguments.runs for line in later_in_words(folder, folders)]
     if verdict.hangs:
-        print("\n\n".join("\n".join(_describe(hang, output)) for hang in verdict.hangs[:MAX_HANGS]))
+        hangs = ["\n".join(_describe(hang, output)) for hang in verdict.hangs[:MAX_HANGS]]
+        print("\n\n".join([*hangs, *later]))
         return 1
     print("no hang found:")
     waits = (f"rank {rank.rank} waits in {place}" for rank in ranks for place in _waits(rank))
-    folders = [rank.folder for rank in ranks]
-    later = (line for folder in arguments.runs for line in later_in_words(folder, folders))
     for line in islice(chain(verdict.reasons, waits, later), MAX_LINES):
         print(*output.wrap(f"  {cut(line, MAX_LINE)}", "    "), sep="\n")
     return 0

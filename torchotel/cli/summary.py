@@ -16,7 +16,7 @@ from torchotel.cli.run import RUNS
 from torchotel.cli.terminal import Terminal, layers_to_show
 from torchotel.runs import Run, RunError, open_run, render, summarise
 from torchotel.runs.rank_folders import (
-    MAX_NAMED,
+    MAX_NAMED_RUNS,
     last_change,
     later_runs,
     names_rank,
@@ -72,7 +72,7 @@ def later_in_words(named: Path, folders: Sequence[Path]) -> Iterator[str]:
     """
     later = [str(path) for path in later_runs(named, folders)]
     if later:
-        shown = ", ".join(later) if len(later) <= MAX_NAMED else f"{later[0]} … {later[-1]}"
+        shown = ", ".join(later) if len(later) <= MAX_NAMED_RUNS else f"{later[0]} … {later[-1]}"
         yield f"later runs with this name: {shown}"
 
 

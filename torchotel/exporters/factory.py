@@ -178,7 +178,9 @@ def claim_run_folder(config: Config, identity: Identity) -> ClaimedFolder | None
     Raises:
         ConfigError: The folder cannot be used.
     """
-    return None if config.record is None else claim_folder(config.record, rank_folder_name(identity))
+    if config.record is None:
+        return None
+    return claim_folder(config.record, rank_folder_name(identity), identity.generation)
 
 
 def claim_endpoint(

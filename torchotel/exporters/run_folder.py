@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import json
 import logging
 import os
 from collections.abc import Iterator
 from itertools import chain, count, takewhile
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from torchotel._semconv import RUN_GENERATION
 from torchotel._types import ConfigError
 from torchotel._utils.distributed import has_rank_name
 
@@ -92,15 +94,16 @@ class ClaimedFolder(NamedTuple):
     """Its `metrics.jsonl`, which claims the folder."""
 
 
-def claim_folder(record: Path, rank: str = "") -> ClaimedFolder:
+def claim_folder(record: Path, rank: str = "", generation: int = 0) -> ClaimedFolder:
     """Claim the folder of a run, or of a rank in it; create it with mode 0700.
 
-    If the folder holds a run, the first free one of `<name>-2`, `<name>-3`, … is claimed. A folder holds ranks, or the
-    run of one process. All ranks of a second launch pass over the folder of the first, so they are together again.
+    The first folder of `<name>`, `<name>-2`, `<name>-3`, … is claimed that holds no other run. So the ranks of a launch
+    are together. A process that has recorded nothing yet may only start the ranks, and they use its folder.
 
     Args:
         record: The folder of the run.
         rank: Name of the rank's folder in it, see `rank_folder_name`; empty: the run has one process.
+        generation: Restarts of the run so far.
 
     Raises:
         ConfigError: The folder cannot be created.
@@ -109,11 +112,12 @@ def claim_folder(record: Path, rank: str = "") -> ClaimedFolder:
     for run in _candidates(record):
         folder = run / rank
         try:
-            if _holds_other_kind(run, rank):
+            if _holds_other_run(run, rank, generation):
                 continue
             metrics = _begin(run, folder)
         except (FileExistsError, NotADirectoryError) as error:
-            if run == record and not folder.is_dir():
+            is_file = os.path.lexists(folder) and not folder.is_dir()
+            if isinstance(error, NotADirectoryError) or (is_file and run == record):
                 raise ConfigError("record", os.fspath(record), "a folder, but a file is there") from error
         except OSError as error:
             takes = f"a folder that can be written to ({error.strerror})"
@@ -164,14 +168,33 @@ def _candidates(record: Path) -> Iterator[Path]:
     return map(record.with_name, names)
 
 
-def _holds_other_kind(run: Path, rank: str) -> bool:
-    """Return whether a folder holds a run of one process, for a rank, or else ranks.
+def _holds_other_run(run: Path, rank: str, generation: int) -> bool:
+    """Return whether a folder holds the run of one process, or ranks that the claiming process does not belong to."""
+    if not rank:
+        return any(map(_has_records, run.glob("rank*")))
+    # One of the other ranks tells for all of them, which are those of one launch.
+    other = next((path for path in run.glob("rank*") if path.name != rank and has_rank_name(path)), None)
+    return _has_records(run) or (other is not None and _is_of_earlier_launch(other, generation))
 
-    A run without records does not count: the process may only start the ranks.
-    """
-    folders = (run,) if rank else run.glob("rank*")
-    files = (path for folder in folders for name in (METRICS_NAME, TRACE_GLOB) for path in folder.glob(name))
-    return any(path.stat().st_size for path in files)
+
+def _has_records(folder: Path) -> bool:
+    files = (path for name in (METRICS_NAME, TRACE_GLOB) for path in folder.glob(name))
+    try:
+        return any(path.stat().st_size for path in files)
+    except FileNotFoundError:  # another process has just deleted its empty run
+        return False
+
+
+def _is_of_earlier_launch(folder: Path, generation: int) -> bool:
+    """Return whether the run of a rank has ended, or has had another number of restarts."""
+    info: Any = None
+    with contextlib.suppress(OSError, ValueError, RecursionError):  # it was removed, or is not written yet
+        info = json.loads((folder / RUN_NAME).read_bytes())
+    if not isinstance(info, dict):
+        return False
+    resource = info.get("resource")
+    of_run = resource.get(RUN_GENERATION, generation) if isinstance(resource, dict) else generation
+    return bool(info.get("finished") or info.get("error")) or of_run != generation
 
 
 def _begin(run: Path, folder: Path) -> LineFile:
@@ -186,8 +209,8 @@ def _begin(run: Path, folder: Path) -> LineFile:
         raise FileExistsError
     try:
         return LineFile(folder / METRICS_NAME)
-    except FileNotFoundError:
-        raise FileExistsError from None  # another process has just deleted its empty run
+    except FileNotFoundError:  # another process has just deleted its empty run
+        return _begin(run, folder)
 
 
 def discard_folder(folder: Path) -> None:

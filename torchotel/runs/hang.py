@@ -263,4 +263,5 @@ def _reason(run: Run, last: _LastRecords, *, has_reading: bool) -> str:
     if has_reading:
         return "it has one reading so far, and the second one follows at most 10 s after the first"
     after = "" if last.ended is None else f" since its {last.ended.kind} {last.ended.number} ended"
-    return f"the flight recorder was not read{after}, because the rank trains, or has no process group"
+    why = "the rank trains, has not been quiet for the time of a stall yet, or has no process group"
+    return f"the flight recorder was not read{after}, because {why}"

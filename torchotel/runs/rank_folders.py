@@ -17,7 +17,7 @@ _START_TIME = re.compile(r"\d{8}-\d{6}-")
 """Beginning of the names that `torchotel run` gives, where the ranks of a run can differ."""
 
 
-MAX_NAMED = 4
+MAX_NAMED_RUNS = 4
 """Runs that a message names."""
 
 
@@ -45,7 +45,7 @@ def open_ranks(folder: Path) -> Sequence[Run]:
     newest = newest_in(folder)
     inside = [] if newest else [path.name for path in sorted(folder.glob("*")) if newest_in(path)]
     if inside:
-        shown = ", ".join(inside[-MAX_NAMED:])
+        shown = ", ".join(inside[-MAX_NAMED_RUNS:])
         raise RunError(f"{folder}: no run in it, but in {len(inside):,} of its folders; name one of them: {shown}")
     return [open_run(path) for path in sibling_ranks(newest or folder)]
 
@@ -90,9 +90,8 @@ def sibling_ranks(folder: Path) -> Sequence[Path]:
     if identity is None:
         return [folder]
     ranks = _find_ranks(_with_ranks(run), identity, folder)
-    if len(ranks) != identity.world_size:
-        parts = [part for part in (identity.name, run.name) if part]  # a folder may have been renamed
-        beside = [path for path in run.parent.iterdir() if any(part in path.name for part in parts)]
+    if len(ranks) != identity.world_size and identity.name and identity.name in run.name:  # it was not renamed
+        beside = (path for path in run.parent.glob("*") if identity.name in path.name)
         ranks = _find_ranks((path for near in beside for path in _with_ranks(near)), identity, folder)
     return [ranks[rank] for rank in sorted(ranks)]
 
@@ -106,12 +105,12 @@ def later_runs(folder: Path, opened: Sequence[Path]) -> Sequence[Path]:
     """
     folder = _with_name(folder)
     runs = {run_folder(path.resolve()) for path in opened}
-    changed = max(map(last_change, opened))
+    changed, record = max(map(last_change, opened)), _recorded_name(_info(opened[0]))
     later = {}
-    for path in folder.parent.iterdir():
+    for path in folder.parent.glob("*"):
         numbered = re.fullmatch(rf"{re.escape(folder.name)}-(\d+)", path.name)
         newest = newest_in(path) if numbered and path.resolve() not in runs else None
-        if numbered and newest and last_change(newest) > changed:
+        if numbered and newest and last_change(newest) > changed and _recorded_name(_info(newest)) == record:
             later[int(numbered[1])] = path
     return [later[number] for number in sorted(later)]
 
@@ -173,11 +172,16 @@ def _info(folder: Path) -> Any:
 
 def _identity(run: Path, info: Any) -> _Identity | None:
     resource = _resource(info)
-    record = (info.get("config") or {}).get("record")
-    name = Path(record).name if isinstance(record, str) else run.name
+    name = _recorded_name(info) or run.name
     described = [resource.get(key) for key in (names.RUN_ID, names.RUN_GENERATION, names.WORLD_SIZE)]
     identity = _Identity(_START_TIME.sub("", name, count=1), info.get("launch"), *described)
     return identity if identity.run_id and identity.world_size != 1 else None
+
+
+def _recorded_name(info: Any) -> str:
+    """Return the name of the folder that the program asked for; empty if the run does not describe it."""
+    record = (info.get("config") or {}).get("record")
+    return Path(record).name if isinstance(record, str) else ""
 
 
 def _rank(info: Any) -> int:

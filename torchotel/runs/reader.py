@@ -282,8 +282,11 @@ class Run:
 
 
 def holds_run(folder: Path) -> bool:
-    """Return whether a folder has any file of a run."""
-    return any((folder / name).exists() for name in ("run.json", "metrics.jsonl")) or bool(_segments(folder))
+    """Return whether a folder has any file of a run; a folder of another user that cannot be read has none."""
+    try:
+        return any((folder / name).exists() for name in ("run.json", "metrics.jsonl")) or bool(_segments(folder))
+    except PermissionError:
+        return False
 
 
 def open_run(folder: Path) -> Run:
@@ -297,7 +300,7 @@ def open_run(folder: Path) -> Run:
         raise RunError(f"{folder}: {reason}; name a run folder")
     path = folder / "run.json"
     if not holds_run(folder):
-        missing = "run.json, metrics.jsonl and trace-*.jsonl are missing"
+        missing = "run.json, metrics.jsonl and trace-*.jsonl are missing or cannot be read"
         raise RunError(f"{folder}: no run in it ({missing}); name a run folder")
     info = read_info(path)
     if not info:

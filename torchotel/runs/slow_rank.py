@@ -116,7 +116,10 @@ def compare_ranks(runs: Sequence[Run]) -> RankComparison:
     common = sorted(set.intersection(*(set(aligned) for aligned in steps)))[WARM_UP_STEPS:]
     rows = [[aligned[key] for key in common] for aligned in steps]
     ranks = [_rank_times(run, row, count) for run, row, count in zip(runs, rows, counts, strict=True)]
-    found = _find(rows) if len(runs) == 1 or any(steps) or not any(counts) else NOT_ALIGNED
+    if not any(counts):
+        found: _Finding | str = "no rank has recorded a step"
+    else:
+        found = _find(rows) if len(runs) == 1 or any(steps) else NOT_ALIGNED
     if isinstance(found, str):
         return RankComparison(ranks, len(common), None, found)
     named, layer = ranks[found.position], _layer(runs, rows, found)

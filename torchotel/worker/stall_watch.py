@@ -60,7 +60,8 @@ def describe_frames(frames: list[Frame]) -> str:
     """Return the innermost frames in one line, and the innermost frame of the program."""
     shown = frames[:_MAX_SHOWN_FRAMES]
     own = [frame for frame in frames if is_program(frame.path)][:1]
-    return ", called from ".join(map(str, [*shown, *(frame for frame in own if frame not in shown)]))
+    text = ", called from ".join(map(str, shown))
+    return text if not own or own[0] in shown else f"{text}, in the program {own[0]}"
 
 
 def signal_masks(pid: int | str) -> Masks:
