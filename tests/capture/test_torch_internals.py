@@ -5,7 +5,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -138,11 +138,14 @@ def test_code_that_dynamo_leaves_alone_is_not_a_compilation() -> None:
 
 
 def test_parts_of_distributed_training_may_be_missing() -> None:
-    """A torch without them has no stage of a pipeline that is seen, and no group of replicas."""
+    """A torch without them has no stage of a pipeline that is seen, no group of replicas, and no buckets."""
     module = ModuleType("stage")
     torch_internals.around_stage_forward(module, lambda *_: None, lambda: None)()
     assert not hasattr(module, "_PipelineStageBase")
     assert torch_internals.replica_group(object()) is None
+    assert torch_internals.bucket_layout(SimpleNamespace(logger=object())) == []
+    assert torch_internals.reduced_parameters(object()) == []
+    assert torch_internals.has_communication_hook(object())
 
 
 def test_a_stage_of_a_pipeline_is_seen_until_undone() -> None:

@@ -802,7 +802,8 @@ def reduced_parameters(model: Any) -> list[torch.nn.Parameter]:
     """
     wrapped: list[torch.nn.Parameter] = getattr(model, "_module_parameters", [])
     trained = [parameter for parameter in wrapped if parameter.requires_grad]
-    return trained if not model.static_graph or len(trained) == len(wrapped) else []
+    has_static_graph = getattr(model, "static_graph", True)
+    return trained if not has_static_graph or len(trained) == len(wrapped) else []
 
 
 def has_communication_hook(model: Any) -> bool:
