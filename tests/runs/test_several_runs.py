@@ -70,16 +70,17 @@ def test_opens_all_ranks_by_their_common_name(tmp_path: Path) -> None:
     assert [run.folder for run in open_runs(tmp_path)] == [first[0], second[0]]
 
 
-def test_opens_the_newest_run_of_a_folder_that_several_launches_share(tmp_path: Path) -> None:
-    """A launch with more ranks than an earlier one: its ranks are in two folders."""
-    for rank in (0, 1):
-        _write_rank(tmp_path / f"run/rank{rank}", rank, "a", changed_s=1)
-    ranks = [
-        _write_rank(tmp_path / folder, rank, "b", world_size=3, changed_s=2)
-        for rank, folder in enumerate(("run-2/rank0", "run-2/rank1", "run/rank2"))
+def test_joins_no_ranks_of_another_launch(tmp_path: Path) -> None:
+    """The second rank of the first launch has recorded nothing, and the run id is fixed."""
+    first = _write_rank(tmp_path / "run/rank0", 0, "a", changed_s=1)
+    later = [
+        [_write_rank(tmp_path / f"run-{number}/rank{rank}", rank, "a", changed_s=number) for rank in (0, 1)]
+        for number in (2, 3)
     ]
-    assert [[run.folder for run in open_ranks(tmp_path / name)] for name in ("run", "run-2")] == [ranks, ranks]
-    assert [run.folder for run in open_runs(tmp_path)] == ranks[:1]
+    assert [run.folder for run in open_ranks(tmp_path / "run")] == [first]
+    for ranks in later:
+        assert [run.folder for run in open_ranks(ranks[0].parent)] == ranks
+    assert [run.folder for run in open_runs(tmp_path)] == [first, later[0][0], later[1][0]]
 
 
 def test_opens_the_rank_that_a_link_names(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ are `run` and `run-2`.
 """
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -85,14 +85,16 @@ def sibling_ranks(folder: Path) -> Sequence[Path]:
     alone.
     """
     folder = _with_name(folder)
-    run = run_folder(folder)
-    identity = _identity(run, _info(folder))
+    run, info = run_folder(folder), _info(folder)
+    identity = _identity(run, info)
     if identity is None:
         return [folder]
-    ranks = _find_ranks(_with_ranks(run), identity, folder)
+    ranks = {**_ranks_in(run, identity), _rank(info): folder}
     if len(ranks) != identity.world_size and identity.name and identity.name in run.name:  # it was not renamed
-        beside = (path for path in run.parent.glob("*") if identity.name in path.name)
-        ranks = _find_ranks((path for near in beside for path in _with_ranks(near)), identity, folder)
+        for path in _newest_first(path for path in run.parent.glob("*") if identity.name in path.name):
+            others = _ranks_in(path, identity)
+            if not others.keys() & ranks.keys():  # else they are another launch
+                ranks.update(others)
     return [ranks[rank] for rank in sorted(ranks)]
 
 
@@ -153,14 +155,16 @@ def _with_ranks(folder: Path) -> Sequence[Path]:
     return [folder, *filter(has_rank_name, folder.glob("rank*"))]
 
 
-def _find_ranks(folders: Iterable[Path], identity: _Identity, named: Path) -> Mapping[int, Path]:
-    """Return the newest folder of each rank of a run; for the rank of the folder that was named, that folder."""
-    newest: dict[int, Path] = {}
-    for folder in [*sorted(filter(holds_run, folders), key=last_change), named]:
-        info = _info(folder)
-        if _identity(run_folder(folder), info) == identity:
-            newest[_rank(info)] = folder
-    return newest
+def _newest_first(folders: Iterable[Path]) -> Sequence[Path]:
+    """Return the folders that hold runs, in the order of their last changes."""
+    changes = {path: last_change(newest) for path in folders if (newest := newest_in(path))}
+    return sorted(changes, key=lambda path: changes[path], reverse=True)
+
+
+def _ranks_in(run: Path, identity: _Identity) -> dict[int, Path]:
+    """Return the ranks of a run in one folder."""
+    infos = {path: _info(path) for path in _with_ranks(run) if holds_run(path)}
+    return {_rank(info): path for path, info in infos.items() if _identity(run_folder(path), info) == identity}
 
 
 def _info(folder: Path) -> Any:
