@@ -84,8 +84,7 @@ class GradientBuckets:
             models: The models whose forwards with gradients have run in the segment.
         """
         if self._is_on and self._reducers and collectives:
-            alive = [model for reference in models if (model := reference()) is not None]
-            self._guarded_name(collectives, phases, [model for model in alive if _has_parameters(model)])
+            self._guarded_name(collectives, phases, models)
 
     def _switch_off(self) -> None:
         self._is_on = False
@@ -102,8 +101,12 @@ class GradientBuckets:
                 with without_torch_function():
                     known.buckets = _buckets(model, layout)
 
-    def _name(self, collectives: Sequence[OpenCollective], phases: Iterable[Phase], trained: Iterable[Module]) -> None:
-        reducers = [self._reducer(model) for model in trained]
+    def _name(
+        self, collectives: Sequence[OpenCollective], phases: Iterable[Phase], models: Iterable[weakref.ref[Module]]
+    ) -> None:
+        alive = [model for reference in models if (model := reference()) is not None]
+        with without_torch_function():
+            reducers = [self._reducer(model) for model in alive if _has_parameters(model)]
         if None in reducers:
             return
         backwards = [phase for phase in phases if phase.kind == "backward"]
@@ -114,8 +117,8 @@ class GradientBuckets:
             if one.operation == "all_reduce" and last >= 0 and one.start_ns <= backwards[last].end_ns:
                 reduced[last, one.group].append(one)
         for (_, group), found in reduced.items():
-            models = [known.buckets for known in reducers if known and known.group == group.process_group]
-            _name_backward(models, found)
+            of_group = [known.buckets for known in reducers if known and known.group == group.process_group]
+            _name_backward(of_group, found)
 
     def _reducer(self, model: Module) -> _Reducer | None:
         """Return what is known of a model; None if its collectives may not be those of its buckets."""

@@ -780,8 +780,8 @@ def group_name(group: Any) -> str:
 def bucket_layout(model: Any) -> list[tuple[int, list[int]]]:
     """Return size in bytes and parameters of each bucket of a DistributedDataParallel model, in the order of reduction.
 
-    Parameters have their numbers in the reducer. Empty: the order is not known, as before the third
-    forward. The call takes the lock of the reducer.
+    Parameters have their numbers in the reducer. Empty: the order is not known, as before the third forward. The call
+    takes the lock of the reducer.
     """
     if getattr(model, "logger", None) is None:  # it reduces no parameter itself
         return []

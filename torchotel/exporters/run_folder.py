@@ -10,8 +10,9 @@ import os
 from collections.abc import Iterator
 from itertools import chain, count, takewhile
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+from torchotel._limits import MAX_INFO_BYTES
 from torchotel._semconv import RUN_GENERATION
 from torchotel._types import ConfigError
 from torchotel._utils.distributed import has_rank_name
@@ -187,9 +188,11 @@ def _has_records(folder: Path) -> bool:
 
 def _is_of_earlier_launch(folder: Path, generation: int) -> bool:
     """Return whether the run of a rank has ended, or has had another number of restarts."""
-    info: Any = None
+    path, info = folder / RUN_NAME, None
     with contextlib.suppress(OSError, ValueError, RecursionError):  # it was removed, or is not written yet
-        info = json.loads((folder / RUN_NAME).read_bytes())
+        if path.is_file():  # opening a named pipe would block for ever
+            with path.open("rb") as file:
+                info = json.loads(file.read(MAX_INFO_BYTES))
     if not isinstance(info, dict):
         return False
     resource = info.get("resource")
