@@ -186,8 +186,8 @@ def joined(model, index):
 """
 WEIGHT_BYTES, BIAS_BYTES = 4 * 64 * 64, 4 * 64
 LAYER_BYTES = WEIGHT_BYTES + BIAS_BYTES
-LOSS = [4, None]
-LAYERS = [[LAYER_BYTES, ["body.1"]], [LAYER_BYTES, ["body.0"]]]
+LOSS: list[Any] = [4, None]
+LAYERS: list[list[Any]] = [[LAYER_BYTES, ["body.1"]], [LAYER_BYTES, ["body.0"]]]
 NET = [*LAYERS, [LAYER_BYTES, ["head"]], [BIAS_BYTES, ["Net"]], LOSS]
 
 
