@@ -110,6 +110,23 @@ print(json.dumps([sum(one() is None for one in freed), found.count("default_pg")
     assert said(program, tmp_path) == [80, 6, 1, 17, 65]
 
 
+def test_the_result_of_a_collective_is_not_written_again(tmp_path: Path) -> None:
+    """Gloo's reduce-scatter copies its result in each wait: another one would undo what the program has done since."""
+    program = """
+import torchotel.testing
+results = [torch.ones(4) for _ in range(100)]
+with torchotel.testing.capture() as captured:
+    step_begins()
+    for result in results:
+        dist.reduce_scatter_tensor(result, torch.ones(4))
+        result.zero_()
+    optimizer.step()
+print(json.dumps([sum(result.sum().item() for result in results), len(spans(captured)),
+                  sum("torch.collective.end" in span.attributes for span in spans(captured))]))
+"""
+    assert said(PEER + program, tmp_path) == [0, 100, 100]
+
+
 def test_a_default_group_that_is_made_anew(tmp_path: Path) -> None:
     """A program may destroy its default group, also with another one, and make one that looks the same."""
     program = """

@@ -6,7 +6,7 @@ import atexit
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from datetime import timedelta
 from queue import SimpleQueue
@@ -84,6 +84,10 @@ class OpenCollective:
         """Note that it is done."""
         self._done_ns = perf_counter_ns()
 
+    def has_no_end(self) -> None:
+        """Note that nothing will tell when it is done."""
+        self.reports_end = False
+
     def ready(self) -> bool:
         """Return whether the end is known, or will never be known."""
         return self._done_ns > 0 or not self.reports_end
@@ -105,22 +109,22 @@ class CollectiveEnds:
     """
 
     def __init__(self) -> None:
-        self._works: SimpleQueue[tuple[Any, Callable[[], None]] | None] = SimpleQueue()
+        self._works: SimpleQueue[tuple[Any, OpenCollective] | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
         self._has_ended = False
 
-    def add(self, work: Any, done: Callable[[], None]) -> None:
-        """Call a function when a collective is done; may start the thread.
+    def add(self, work: Any, collective: OpenCollective) -> None:
+        """Stamp the end of a collective when it is done; may start the thread.
 
         Args:
             work: The work of the collective. A send or a receive may be waited for only once, by the program.
-            done: Called on the thread.
+            collective: Gets its end on the thread.
         """
         if self._thread is None and not self._has_ended:
             self._thread = threading.Thread(target=self._run, name="torchotel-collectives", daemon=True)
             self._thread.start()
         if self._works.qsize() < MAX_ENDS:
-            self._works.put((work, done))
+            self._works.put((work, collective))
 
     def stop(self) -> None:
         """End the thread."""
@@ -132,16 +136,18 @@ class CollectiveEnds:
 
     def _run(self) -> None:
         while (entry := self._works.get()) is not None and not self._has_ended:
-            work, done = entry
-            while not self._has_ended:
+            work, collective = entry
+            if not torch_internals.may_be_waited_for_again(work):
+                collective.has_no_end()
+            while collective.reports_end and not self._has_ended:
                 try:
                     work.wait(END_WAIT)
                 except RuntimeError:  # it takes longer, or has failed, which the program's own wait raises
                     if not work.is_completed():
                         continue
-                done()
+                collective.done()
                 break
-            del entry, work, done  # it has tensors
+            del entry, work  # it has tensors
 
 
 class GroupHooks:
@@ -194,7 +200,7 @@ class GroupHooks:
                 collective.issued(0 if is_send else number or 0)
                 listener.issued.append(collective)
                 if collective.reports_end and (work := arguments.work) is not None:
-                    listener.ends.add(work, collective.done)
+                    listener.ends.add(work, collective)
         except Exception:  # noqa: BLE001  # it would reach the program's collective
             if listener is not None:
                 listener.guard.fault()

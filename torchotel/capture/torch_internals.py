@@ -811,6 +811,19 @@ def has_communication_hook(model: Any) -> bool:
     return bool(getattr(model, "_comm_hooks", True))
 
 
+def may_be_waited_for_again(work: Any) -> bool:
+    """Return whether another thread may wait for a collective, too, without an effect on its result.
+
+    Gloo's reduce-scatter copies its result in each wait, and would undo what the program has done with it since its own
+    wait. Only such works have no future (`LambdaWork` of torch/csrc/distributed/c10d/ProcessGroupGloo.cpp).
+    """
+    try:
+        work.get_future()
+    except RuntimeError:
+        return False
+    return True
+
+
 def backend_of(group: Any) -> str:
     """Return the name of the backend of a process group; empty if it has several or none."""
     try:
