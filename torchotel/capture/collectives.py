@@ -84,10 +84,6 @@ class OpenCollective:
         """Note that it is done."""
         self._done_ns = perf_counter_ns()
 
-    def has_no_end(self) -> None:
-        """Note that nothing will tell when it is done."""
-        self.reports_end = False
-
     def ready(self) -> bool:
         """Return whether the end is known, or will never be known."""
         return self._done_ns > 0 or not self.reports_end
@@ -138,7 +134,7 @@ class CollectiveEnds:
         while (entry := self._works.get()) is not None and not self._has_ended:
             work, collective = entry
             if not torch_internals.may_be_waited_for_again(work):
-                collective.has_no_end()
+                collective.reports_end = False
             while collective.reports_end and not self._has_ended:
                 try:
                     work.wait(END_WAIT)

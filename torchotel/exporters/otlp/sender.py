@@ -258,7 +258,7 @@ class Sender:
         """
         try:
             body = self._transport.pack(body)
-        except Exception as error:  # noqa: BLE001  # the next request may succeed
+        except Exception as error:  # noqa: BLE001  # raised further, the spans would be lost and not counted
             self._fault(error)
             with self._changed:
                 self._drop(spans)
